@@ -1,0 +1,60 @@
+"""A compiled Keras 3 model, trained on any `tf.distribute` strategy, with one call.
+
+The names below are imported when they are first used, so that `import tf2dist` costs nothing and a launcher
+that only needs a `Cluster` never pays for TensorFlow.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tf2dist.cluster import Cluster, ClusterError, Task
+    from tf2dist.feed import Examples
+    from tf2dist.joining import join
+    from tf2dist.loop import evaluate, fit
+    from tf2dist.names import STRATEGIES
+    from tf2dist.roles import Role, role_of, serve
+    from tf2dist.strategy import make_strategy
+
+_HOME = {
+    "Cluster": "cluster",
+    "ClusterError": "cluster",
+    "Task": "cluster",
+    "Examples": "feed",
+    "join": "joining",
+    "fit": "loop",
+    "evaluate": "loop",
+    "Role": "roles",
+    "role_of": "roles",
+    "serve": "roles",
+    "STRATEGIES": "names",
+    "make_strategy": "strategy",
+}
+
+__all__ = [
+    "STRATEGIES",
+    "Cluster",
+    "ClusterError",
+    "Examples",
+    "Role",
+    "Task",
+    "evaluate",
+    "fit",
+    "join",
+    "make_strategy",
+    "role_of",
+    "serve",
+]
+
+
+def __getattr__(name: str):
+    """Imports the module that holds `name` (PEP 562)."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'tf2dist' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"tf2dist.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__():
+    return sorted(__all__)

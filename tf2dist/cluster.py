@@ -1,0 +1,150 @@
+"""Which tasks make up a job, where each listens, and which one this process is. Imports no TensorFlow."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+JOBS = ("chief", "worker", "ps", "evaluator")
+
+_ADDRESS = re.compile(r"^(\[[0-9A-Fa-f:.%]+\]|[^\s:/\[\]]+):(\d{1,5})$")
+
+
+class ClusterError(ValueError):
+    """A cluster description that cannot be right; in one line: what, what was found, what would do."""
+
+
+@dataclass(frozen=True, order=True)
+class Task:
+    """One process of a job, as `worker 0` or `ps 1`."""
+
+    job: str
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.job} {self.index}"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The tasks of one job and the place of this process among them.
+
+    Args:
+      jobs: job name to addresses "host:port" in the order of their indices. An evaluator is not a member of the
+        cluster that TensorFlow sees (tensorflow#46169); it may be named here and is left out by `spec`.
+      task: this process.
+
+    Raises:
+      ClusterError: when the description cannot be right.
+    """
+
+    jobs: Mapping[str, tuple[str, ...]]
+    task: Task
+
+    def __post_init__(self):
+        if not isinstance(self.jobs, Mapping) or not self.jobs:
+            raise ClusterError(f"the cluster has no jobs, found {self.jobs!r}; it needs a worker")
+        object.__setattr__(self, "jobs", {job: _addresses(job, found) for job, found in self.jobs.items()})
+        if len(self.jobs.get("chief", ())) > 1:
+            raise ClusterError(
+                f"the cluster names {len(self.jobs['chief'])} chiefs, {', '.join(self.jobs['chief'])}; one is right"
+            )
+        seen: dict[str, Task] = {}
+        for task in self.tasks:
+            address = self.address(task)
+            if address in seen:
+                raise ClusterError(
+                    f"address {address} is given to {seen[address]} and to {task}; each task needs its own"
+                )
+            seen[address] = task
+        if not (self.jobs.get("worker") or self.jobs.get("chief")):
+            raise ClusterError(
+                f"the cluster has no worker, found only {', '.join(self.jobs)}; it needs at least one"
+            )
+        if self.task.job == "evaluator":
+            return
+        if self.task.job not in self.jobs:
+            raise ClusterError(f"this task is {self.task}, but the cluster's jobs are {', '.join(self.jobs)}")
+        if not 0 <= self.task.index < len(self.jobs[self.task.job]):
+            raise ClusterError(
+                f"this task is {self.task}, but the cluster has {len(self.jobs[self.task.job])} of job "
+                f"{self.task.job}: the index goes from 0 to {len(self.jobs[self.task.job]) - 1}"
+            )
+
+    @property
+    def tasks(self) -> list[Task]:
+        """Every task of the cluster, job by job."""
+        return [Task(job, index) for job, addresses in self.jobs.items() for index in range(len(addresses))]
+
+    @property
+    def spec(self) -> dict[str, list[str]]:
+        """The jobs that TensorFlow connects to each other, as `tf.train.ClusterSpec` takes them."""
+        return {job: list(addresses) for job, addresses in self.jobs.items() if addresses and job != "evaluator"}
+
+    def count(self, job: str) -> int:
+        """How many tasks the job has."""
+        return len(self.jobs.get(job, ()))
+
+    def address(self, task: Task | None = None) -> str:
+        """The "host:port" of a task, this process's own without an argument."""
+        task = task or self.task
+        return self.jobs[task.job][task.index]
+
+    def port(self, task: Task | None = None) -> int:
+        """The port of a task, this process's own without an argument."""
+        return int(self.address(task).rpartition(":")[2])
+
+    def at(self, task: Task) -> Cluster:
+        """The same cluster seen from another task."""
+        return Cluster(self.jobs, task)
+
+    def to_tf_config(self) -> str:
+        """The JSON that TensorFlow reads from the environment variable TF_CONFIG."""
+        task = {"type": self.task.job, "index": self.task.index}
+        return json.dumps({"cluster": self.spec, "task": task})
+
+    @classmethod
+    def from_tf_config(cls, text: str) -> Cluster:
+        """Reads the JSON of TF_CONFIG.
+
+        Raises:
+          ClusterError: when it is not JSON, lacks "cluster" or "task", or describes a cluster that cannot be.
+        """
+        try:
+            found = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ClusterError(f"TF_CONFIG is not JSON: {error}; found {_short(text)}") from None
+        if not isinstance(found, dict) or not isinstance(found.get("cluster"), dict):
+            raise ClusterError(f'TF_CONFIG has no "cluster" object, found {_short(text)}')
+        task = found.get("task")
+        if not isinstance(task, dict) or "type" not in task or "index" not in task:
+            raise ClusterError(
+                'TF_CONFIG does not say which task this is: it needs "task": {"type": JOB, "index": N}, '
+                f"found {_short(json.dumps(task))}"
+            )
+        index = task["index"]
+        if isinstance(index, str) and index.isdecimal():  # some platforms write the index as text
+            index = int(index)
+        if not isinstance(index, int) or isinstance(index, bool):
+            raise ClusterError(f"TF_CONFIG's task index must be a whole number, found {index!r}")
+        return cls(found["cluster"], Task(str(task["type"]), index))
+
+
+def _addresses(job, found) -> tuple[str, ...]:
+    if job not in JOBS:
+        raise ClusterError(f"unknown job {job!r} in the cluster, found {found!r}; jobs are {', '.join(JOBS)}")
+    if isinstance(found, str) or not isinstance(found, (list, tuple)):
+        raise ClusterError(f'job {job} must be a list of "host:port", found {found!r}')
+    for address in found:
+        match = _ADDRESS.match(address) if isinstance(address, str) else None
+        if not match or not 0 < int(match[2]) < 65536:
+            raise ClusterError(
+                f'job {job} has the address {address!r}; an address is "host:port", as "10.0.0.1:2222"'
+            )
+    return tuple(found)
+
+
+def _short(text: str, limit: int = 80) -> str:
+    return text if len(text) <= limit else text[: limit - 3] + "..."

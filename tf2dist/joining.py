@@ -1,0 +1,188 @@
+"""`join`: one call at the top of a script, the same in every process of a job."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from tf2dist import environments, preflight, quiet
+from tf2dist.cluster import Cluster, ClusterError, Task
+from tf2dist.lifeline import Follow, Gone, Lead
+from tf2dist.names import STRATEGIES
+from tf2dist.roles import Role, followers_of, leader_of, role_of, serve
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+_SERVER_LIMIT = 10.0  # seconds that a coordinator's own worker gets to end after the job
+
+
+def join(
+    name: str,
+    *,
+    replicas: int | None = None,
+    cluster: Cluster | None = None,
+    start_timeout: float = preflight.LIMIT,
+) -> tf.distribute.Strategy:
+    """Takes this process's place in the job and returns its strategy.
+
+    A server (a ps, or a worker that a coordinator leads) serves inside of this call and the process exits when the
+    job is done, so what follows in the script runs only where a loop is run. Without a cluster "one", "mirrored"
+    and "central" just work.
+
+    Args:
+      name: one of `tf2dist.STRATEGIES`.
+      replicas: see `make_strategy`.
+      cluster: from the environment (TF_CONFIG) if not given.
+      start_timeout: seconds to wait for the other tasks of the job.
+
+    Raises:
+      ClusterError: a cluster that cannot be, or does not fit the strategy, or a port in use.
+      PreflightError: a task that is missing after `start_timeout`, or was started differently.
+      ValueError: an unknown name, or devices that are not there.
+    """
+    if name not in STRATEGIES:
+        raise ValueError(f"unknown strategy {name!r}; strategies are {', '.join(STRATEGIES)}")
+    if cluster is None and name in ("ps", "multiworker"):
+        cluster = environments.from_environment()
+    role = role_of(name, cluster)
+    quiet.set_defaults()
+    if role is Role.SERVER:
+        assert cluster is not None
+        _serve_and_exit(cluster, start_timeout)
+    if role is Role.COORDINATOR:
+        assert cluster is not None
+        return _coordinate(name, replicas, cluster, start_timeout)
+    if role is Role.PEER:
+        assert cluster is not None
+        return _peer(name, replicas, cluster, start_timeout)
+    return _make(name, replicas, None)
+
+
+def _make(name: str, replicas: int | None, cluster: Cluster | None) -> tf.distribute.Strategy:
+    quiet.import_tensorflow()
+    from tf2dist.strategy import make_strategy
+
+    with quiet.held_back_stderr():
+        return make_strategy(name, replicas=replicas, cluster=cluster)
+
+
+def _serve_and_exit(cluster: Cluster, limit: float) -> None:
+    try:
+        serve(cluster, limit)
+    except (Gone, ClusterError, preflight.PreflightError) as error:
+        # A coordinator that failed says why itself; let it be the first to end.
+        time.sleep(0.5 if isinstance(error, Gone) else 0.0)
+        print(f"tf2dist: {cluster.task}: {error}", file=sys.stderr, flush=True)
+        _leave(2 if isinstance(error, ClusterError) else 1)
+    _leave(0)
+
+
+def _leave(status: int) -> None:
+    """Exits at once: a TensorFlow server cannot be stopped, and its threads must not outlive Python's end."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _coordinate(name: str, replicas: int | None, cluster: Cluster, limit: float) -> tf.distribute.Strategy:
+    own = None
+    if leader_of(cluster).job == "worker":
+        preflight.check_port(cluster)
+        own = _fork_server(cluster, limit)
+    lines = preflight.gather(cluster, followers_of(cluster), limit)
+    workers = [t for t in cluster.tasks if t.job == "worker"]
+    lead = Lead(lines, fatal=lambda lost: any(t.job == "ps" for t in lost) or set(workers) <= set(lost))
+    quiet.import_tensorflow()
+    lead.wait_ready(limit)
+    _at_success(lambda: _end_coordination(lead, own))
+    return _make(name, replicas, cluster)
+
+
+def _end_coordination(lead: Lead, own: int | None) -> None:
+    lead.end(together=False)
+    if own is not None:
+        _reap(own)
+
+
+def _peer(name: str, replicas: int | None, cluster: Cluster, limit: float) -> tf.distribute.Strategy:
+    leader = leader_of(cluster)
+    preflight.check_port(cluster)
+    if cluster.task == leader:
+        lead = Lead(preflight.gather(cluster, followers_of(cluster), limit), fatal=lambda lost: bool(lost))
+        end = lambda: lead.end(together=True)  # noqa: E731
+    else:
+        end = Follow(preflight.answer(cluster, leader, limit)).end
+    quiet.import_tensorflow()
+    _at_success(end)
+    return _make(name, replicas, cluster)
+
+
+def _fork_server(cluster: Cluster, limit: float) -> int:
+    """Starts worker 0's server as a child of the coordinator that worker 0 also is; returns its pid.
+
+    A fork before TensorFlow has touched a device is safe, also after its import.
+    """
+    if "tensorflow" in sys.modules:
+        from tensorflow.python.eager import context
+
+        if context.context()._initialized:
+            raise RuntimeError("tf2dist.join must come before the first TensorFlow operation of the process")
+    parent = os.getpid()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        atexit.register(_reap, pid, 0.0)
+        return pid
+    try:
+        _die_with(parent)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the coordinator, which ends this one
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        _serve_and_exit(cluster.at(Task("worker", 0)), limit)
+    finally:
+        os._exit(1)
+
+
+def _die_with(parent: int) -> None:
+    """Asks the kernel to kill this process when its parent ends, however that ends (Linux)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _reap(pid: int, limit: float = _SERVER_LIMIT) -> None:
+    deadline = time.monotonic() + limit
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(pid, os.WNOHANG)[0] == 0:
+            if time.monotonic() > deadline:
+                os.kill(pid, signal.SIGKILL)
+            time.sleep(0.02)
+
+
+_failed = False
+
+
+def failed() -> None:
+    """Says that this process ends with an error: the job is not done, whatever its exit looks like."""
+    global _failed
+    _failed = True
+
+
+def _at_success(end) -> None:
+    """Calls `end` when the script ends without an uncaught exception."""
+    previous = sys.excepthook
+
+    def hook(*args):
+        failed()
+        previous(*args)
+
+    sys.excepthook = hook
+    atexit.register(lambda: None if _failed else end())

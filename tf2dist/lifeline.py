@@ -1,0 +1,195 @@
+"""The connection between the task that leads a job and each other task, from its start to its end.
+
+TensorFlow's servers never exit by themselves (tensorflow#4713), and a peer that has lost another one waits for many
+minutes. So the connection over which two tasks found each other (`preflight`) stays open: the leader says over it
+when the job is done, and either side learns at once when the other has died. Imports no TensorFlow.
+
+Words, one a line: `go` (all tasks are there: start), `ready` (a server serves), `ping`, `bye` (a peer has finished
+its loop), `done` (the job is over).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+
+from tf2dist.cluster import Task
+
+PING = 5.0  # seconds between two signs of life
+GRACE = 60.0  # seconds without one after which a task counts as gone; a stopped or overloaded host can be late
+
+
+class Gone(ConnectionError):
+    """The other side has died, or has not been heard of for longer than the grace period."""
+
+
+class Lifeline:
+    """One open connection to `task`, which listens at `address`."""
+
+    def __init__(self, connection: socket.socket, task: Task, address: str):
+        self.task = task
+        self.address = address
+        self._socket = connection
+        self._socket.settimeout(None)
+        self._buffer = b""
+        self._sending = threading.Lock()
+
+    def __str__(self) -> str:
+        return f"{self.task} at {self.address}"
+
+    def say(self, word: str) -> None:
+        """Sends a word. A side that has died is noticed by `hear`, not here."""
+        with self._sending:
+            try:
+                self._socket.settimeout(PING)
+                self._socket.sendall(word.encode() + b"\n")
+            except OSError:
+                pass
+
+    def hear(self, *words: str, limit: float | None = None) -> str:
+        """Waits for one of `words`; others are signs of life.
+
+        Raises:
+          Gone: the connection ended, or nothing at all was heard for the grace period.
+          TimeoutError: the words did not come within `limit` seconds.
+        """
+        deadline = None if limit is None else time.monotonic() + limit
+        while True:
+            while b"\n" in self._buffer:
+                line, self._buffer = self._buffer.split(b"\n", 1)
+                if line.decode(errors="replace") in words:
+                    return line.decode()
+            left = GRACE if deadline is None else min(GRACE, deadline - time.monotonic())
+            if left <= 0:
+                raise TimeoutError(f"{self} did not say {' or '.join(words)} within {limit:.0f} s")
+            try:
+                self._socket.settimeout(left)
+                more = self._socket.recv(4096)
+            except TimeoutError:
+                if deadline is None or left == GRACE:
+                    raise Gone(f"{self} has given no sign of life for {GRACE:.0f} s") from None
+                continue
+            except OSError as error:
+                raise Gone(f"{self} is gone: {error.strerror or error}") from None
+            if not more:
+                raise Gone(f"{self} is gone: it ended before the job was done")
+            self._buffer += more
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._socket.close()
+
+
+class Lead:
+    """The leader's end of all lifelines: a coordinator's to its servers, or the first peer's to the others.
+
+    Args:
+      lifelines: one to each other task.
+      fatal: asks whether the job cannot go on without the tasks that are gone. Then this process ends with status
+        1 and one line, since its main thread may be waiting inside of TensorFlow for ever.
+    """
+
+    def __init__(self, lifelines: list[Lifeline], fatal):
+        self.lifelines = lifelines
+        self.lost: list[Task] = []
+        self._fatal = fatal
+        self._over = threading.Event()
+        self._bye = {line.task: threading.Event() for line in lifelines}
+        self._ready = {line.task: threading.Event() for line in lifelines}
+        for line in lifelines:
+            threading.Thread(target=self._listen, args=(line,), daemon=True).start()
+        threading.Thread(target=self._ping, daemon=True).start()
+
+    def wait_ready(self, limit: float) -> None:
+        """Waits until every server serves.
+
+        Raises:
+          TimeoutError: names the first that did not within `limit` seconds.
+        """
+        deadline = time.monotonic() + limit
+        for line in self.lifelines:
+            if not self._ready[line.task].wait(max(0.0, deadline - time.monotonic())):
+                raise TimeoutError(f"{line} did not start its server within {limit:.0f} s")
+
+    def end(self, *, together: bool) -> None:
+        """Tells every task that the job is done; `together`: after all of them have finished their own loops."""
+        for line in self.lifelines if together else ():
+            while not self._bye[line.task].wait(1.0) and line.task not in self.lost:
+                pass  # `_listen` finds out when it is gone, so this ends
+        self._over.set()
+        for line in self.lifelines:
+            line.say("done")
+
+    def _listen(self, line: Lifeline) -> None:
+        try:
+            while True:
+                word = line.hear("ready", "bye")
+                (self._ready if word == "ready" else self._bye)[line.task].set()
+        except Gone as gone:
+            if self._over.is_set():
+                return
+            self.lost.append(line.task)
+            self._bye[line.task].set()
+            if self._fatal(self.lost):
+                time.sleep(1.0)  # TensorFlow may have noticed too and be about to raise: its error says more
+                _end_process(str(gone))
+
+    def _ping(self) -> None:
+        while not self._over.wait(PING):
+            for line in self.lifelines:
+                line.say("ping")
+
+
+class Follow:
+    """A peer's end of its lifeline to the first peer; ends this process when that one is gone."""
+
+    def __init__(self, lifeline: Lifeline):
+        self._lifeline = lifeline
+        self._done = threading.Event()
+        threading.Thread(target=self._listen, daemon=True).start()
+        threading.Thread(target=self._ping, daemon=True).start()
+
+    def end(self) -> None:
+        """Says that this peer has finished its loop and waits until all have: they leave together."""
+        self._lifeline.say("bye")
+        self._done.wait()  # `_listen` ends the process when the leader is gone, so this ends
+
+    def _listen(self) -> None:
+        try:
+            self._lifeline.hear("done")
+            self._done.set()
+        except Gone as gone:
+            time.sleep(1.0)
+            _end_process(str(gone))
+
+    def _ping(self) -> None:
+        while not self._done.wait(PING):
+            self._lifeline.say("ping")
+
+
+def serve_until_done(lifeline: Lifeline) -> None:
+    """Waits, in a server, for the end of the job.
+
+    Raises:
+      Gone: when the coordinator died first, or was silent for longer than the grace period.
+    """
+    over = threading.Event()
+
+    def ping():
+        while not over.wait(PING):
+            lifeline.say("ping")
+
+    threading.Thread(target=ping, daemon=True).start()
+    try:
+        lifeline.hear("done")
+    finally:
+        over.set()
+
+
+def _end_process(why: str) -> None:
+    print(f"tf2dist: {why}", file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    os._exit(1)

@@ -1,0 +1,200 @@
+"""Are all peers there, with the same cluster and versions? Asked before TensorFlow starts; imports none.
+
+The leader (a coordinator, or the first peer) connects to every other task at the address where its TensorFlow
+server will listen. The two compare what they were started with; when all agree the leader says `go`, each task gives
+its port to TensorFlow, and the connection stays as a `Lifeline`. Whoever waits has a time limit and names whom it
+waits for.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import socket
+import sys
+import time
+from importlib.metadata import PackageNotFoundError, version
+
+from tf2dist.cluster import Cluster, ClusterError, Task
+from tf2dist.lifeline import Lifeline
+
+LIMIT = 120.0  # seconds that a task waits for the others
+_ANSWER = 10.0  # seconds for an answer to a greeting, on a connection that stands
+_TALK = 15.0  # seconds of silence before a waiting task says for whom it waits
+
+
+class PreflightError(RuntimeError):
+    """A task is missing, does not answer, or was started differently; the message names it."""
+
+
+def _greeting(cluster: Cluster, to: Task) -> dict:
+    return {
+        "tf2dist": 1,
+        "from": str(cluster.task),
+        "to": str(to),
+        "cluster": cluster.spec,
+        "versions": _versions(),
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in ("tensorflow", "keras"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "none"
+    return found
+
+
+def gather(cluster: Cluster, others: list[Task], limit: float = LIMIT) -> list[Lifeline]:
+    """Finds every one of `others` and tells them to start.
+
+    Raises:
+      PreflightError: the first that is missing after `limit` seconds, or disagrees.
+    """
+    deadline = time.monotonic() + limit
+    lifelines: list[Lifeline] = []
+    try:
+        for task in others:
+            lifelines.append(_reach(cluster, task, deadline, limit))
+    except PreflightError as error:
+        for line in lifelines:
+            line.say(f"stop {error}")
+        raise
+    for line in lifelines:
+        line.say("go")
+    return lifelines
+
+
+def _reach(cluster: Cluster, task: Task, deadline: float, limit: float) -> Lifeline:
+    address = cluster.address(task)
+    host, _, port = address.rpartition(":")
+    talk = time.monotonic() + _TALK
+    while True:
+        try:
+            connection = socket.create_connection((host.strip("[]"), int(port)), timeout=5)
+        except OSError as error:
+            why = "no such host" if isinstance(error, socket.gaierror) else (error.strerror or str(error)).lower()
+        else:
+            try:
+                connection.settimeout(_ANSWER)
+                connection.sendall(json.dumps(_greeting(cluster, task)).encode() + b"\n")
+                answer = _read_line(connection)
+            except OSError as error:
+                answer, why = None, f"it accepts connections, but does not answer: {error}"
+            if answer == {"ok": True}:
+                return Lifeline(connection, task, address)
+            connection.close()
+            if answer is not None:
+                raise PreflightError(
+                    f"{task} at {address} {answer.get('error', 'gives an answer of another kind')}"
+                )
+            why = "it accepts connections, but does not answer as a task of this job"
+        if time.monotonic() > deadline:
+            raise PreflightError(f"{task} at {address} is missing after {limit:.0f} s: {why}")
+        if time.monotonic() > talk:
+            print(f"{cluster.task} waits for {task} at {address}: {why}", file=sys.stderr, flush=True)
+            talk = time.monotonic() + _TALK
+        time.sleep(0.1)
+
+
+def answer(cluster: Cluster, leader: Task, limit: float = LIMIT) -> Lifeline:
+    """Waits at this task's own address for the leader, and for its word to start.
+
+    Raises:
+      PreflightError: the leader did not come within `limit` seconds, or the job cannot start.
+      ClusterError: the port is in use.
+    """
+    where = f"{leader} at {cluster.address(leader)}" if leader.job in cluster.jobs else str(leader)
+    deadline = time.monotonic() + limit
+    talk = time.monotonic() + _TALK
+    with _listen(cluster) as listener:
+        listener.settimeout(0.5)
+        while True:
+            if time.monotonic() > deadline:
+                raise PreflightError(f"{cluster.task} waited {limit:.0f} s for {where}, which did not come")
+            if time.monotonic() > talk:
+                print(f"{cluster.task} waits for {where}", file=sys.stderr, flush=True)
+                talk = time.monotonic() + _TALK
+            try:
+                connection, (host, *_) = listener.accept()
+            except TimeoutError:
+                continue
+            lifeline = _agree(cluster, connection, leader, host)
+            if lifeline and _told_to_go(lifeline, deadline):
+                return lifeline
+
+
+def check_port(cluster: Cluster) -> None:
+    """Raises a ClusterError when something listens at this task's own port already."""
+    _listen(cluster).close()
+
+
+def _listen(cluster: Cluster) -> socket.socket:
+    port = cluster.port()
+    try:
+        if socket.has_dualstack_ipv6():
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=64)
+        return socket.create_server(("", port), backlog=64)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        raise ClusterError(
+            f"port {port} of {cluster.task} ({cluster.address()}) is in use on this host; stop what listens there "
+            "or give the task another port, in every process of the job"
+        ) from None
+
+
+def _agree(cluster: Cluster, connection: socket.socket, leader: Task, host: str) -> Lifeline | None:
+    """Answers a greeting; None when it was none, or disagreed (the leader reports it)."""
+    connection.settimeout(_ANSWER)
+    try:
+        greeting = _read_line(connection)
+        if not isinstance(greeting, dict) or greeting.get("tf2dist") != 1:  # TensorFlow, or a stranger
+            connection.close()
+            return None
+        reason = _difference(cluster, greeting)
+        connection.sendall(json.dumps({"error": reason} if reason else {"ok": True}).encode() + b"\n")
+    except OSError:
+        connection.close()
+        return None
+    if reason:
+        print(f"{cluster.task}: {greeting['from']} came from {host}, but this task {reason}", file=sys.stderr)
+        connection.close()
+        return None
+    return Lifeline(connection, leader, host)
+
+
+def _difference(cluster: Cluster, greeting: dict) -> str:
+    """What differs between this task and the one that greets; empty when they agree."""
+    if greeting.get("to") != str(cluster.task):
+        return f"was started as {cluster.task}, and is taken for {greeting.get('to')}"
+    if greeting.get("cluster") != cluster.spec:
+        return f"was started with another cluster: {cluster.spec}, not {greeting.get('cluster')}"
+    if greeting.get("versions") != _versions():
+        return f"has other versions: {_versions()}, not {greeting.get('versions')}"
+    return ""
+
+
+def _told_to_go(lifeline: Lifeline, deadline: float) -> bool:
+    """Waits for the leader's word; False when it went away, and may come again."""
+    try:
+        return lifeline.hear("go", limit=max(0.1, deadline - time.monotonic())) == "go"
+    except (ConnectionError, TimeoutError):
+        lifeline.close()
+        return False
+
+
+def _read_line(connection: socket.socket, most: int = 1 << 20):
+    """One line of JSON; None when what comes is something else."""
+    received = b""
+    while b"\n" not in received and len(received) < most:
+        more = connection.recv(65536)
+        if not more:
+            break
+        received += more
+    try:
+        return json.loads(received)
+    except ValueError:
+        return None
