@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from tf2dist.cluster import Cluster, ClusterError, Task
     from tf2dist.feed import Examples
     from tf2dist.joining import join
-    from tf2dist.loop import evaluate, fit
+    from tf2dist.loop import evaluate, fit, updates
     from tf2dist.names import STRATEGIES
     from tf2dist.roles import Role, role_of, serve
     from tf2dist.strategy import make_strategy
@@ -24,6 +24,7 @@ _HOME = {
     "join": "joining",
     "fit": "loop",
     "evaluate": "loop",
+    "updates": "loop",
     "Role": "roles",
     "role_of": "roles",
     "serve": "roles",
@@ -44,6 +45,7 @@ __all__ = [
     "make_strategy",
     "role_of",
     "serve",
+    "updates",
 ]
 
 

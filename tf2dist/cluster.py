@@ -60,9 +60,7 @@ class Cluster:
                 )
             seen[address] = task
         if not (self.jobs.get("worker") or self.jobs.get("chief")):
-            raise ClusterError(
-                f"the cluster has no worker, found only {', '.join(self.jobs)}; it needs at least one"
-            )
+            raise ClusterError(f"the cluster has no worker, found only {', '.join(self.jobs)}; it needs at least one")
         if self.task.job == "evaluator":
             return
         if self.task.job not in self.jobs:
@@ -140,9 +138,7 @@ def _addresses(job, found) -> tuple[str, ...]:
     for address in found:
         match = _ADDRESS.match(address) if isinstance(address, str) else None
         if not match or not 0 < int(match[2]) < 65536:
-            raise ClusterError(
-                f'job {job} has the address {address!r}; an address is "host:port", as "10.0.0.1:2222"'
-            )
+            raise ClusterError(f'job {job} has the address {address!r}; an address is "host:port", as "10.0.0.1:2222"')
     return tuple(found)
 
 

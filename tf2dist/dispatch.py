@@ -48,6 +48,7 @@ class Local:
         self.part = Part(first=rank * replicas, count=replicas, total=strategy.num_replicas_in_sync)
         self._done: deque[Done] = deque()
         self._seconds = 0.0
+        self._evaluate = None
 
     def compile(self, steps: Steps):
         """An execution of training steps: `f(iterator, n i32[], seconds f32[]) -> [*totals, seconds]`."""
@@ -74,8 +75,10 @@ class Local:
         return self._done.popleft()
 
     def evaluation(self, steps: Steps, feed):
-        """A function that evaluates every example of `feed` once and returns the totals of each execution."""
-        execution = _execution(self.strategy, steps, steps.evaluate, self.peers)
+        """A function that evaluates every example of `feed` once and yields the totals of each execution."""
+        if self._evaluate is None:
+            self._evaluate = _execution(self.strategy, steps, steps.evaluate, self.peers)
+        execution = self._evaluate
 
         def evaluate() -> Iterator[list[np.ndarray]]:
             iterator, left = self._iterator(feed.one_pass(feed.local(), self.part)), feed.steps
@@ -175,9 +178,7 @@ def _execution(strategy, steps: Steps, step, peers: int):
         totals = steps.zeros()
         for _ in tf.range(n):
             parts = strategy.run(one, args=(next(iterator),))
-            totals = [
-                t + tf.add_n(strategy.experimental_local_results(p)) for t, p in zip(totals, parts, strict=True)
-            ]
+            totals = [t + tf.add_n(strategy.experimental_local_results(p)) for t, p in zip(totals, parts, strict=True)]
         totals.append(seconds)
         return _sum_over_peers(strategy, totals, peers) if peers > 1 else totals
 

@@ -39,9 +39,7 @@ def from_hosts(
         raise ClusterError("--ps_hosts is given without --worker_hosts; a job needs both")
     hosts = {"ps": ps_hosts, "worker": worker_hosts} if ps_hosts else {"worker": worker_hosts}
     if not job_name:
-        raise ClusterError(
-            f"the host flags need --job_name={'|'.join(hosts)} and --task_index: which task is this?"
-        )
+        raise ClusterError(f"the host flags need --job_name={'|'.join(hosts)} and --task_index: which task is this?")
     if job_name not in hosts:
         raise ClusterError(f"unknown --job_name={job_name}; this job has {', '.join(hosts)}")
     if task_index is None:

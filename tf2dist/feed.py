@@ -4,8 +4,8 @@ A *global batch* holds the examples of one update. Every feed cuts it into one p
 carries its *share*, the fraction of the global batch that it holds, so that a last batch that does not divide
 evenly still counts every example once and with equal weight.
 
-A feed is split in two: `tensors` are what has to travel to a remote worker (once; `local` is what this process needs), and the other methods are
-pure TensorFlow and rebuild the stream there.
+A feed is split in two: `tensors` are what has to travel to a remote worker, once (`local` is what this process
+needs), and the other methods are pure TensorFlow and rebuild the stream there.
 """
 
 from __future__ import annotations
@@ -69,11 +69,14 @@ class Examples:
         self.seed = seed
         self.transform = transform
         self.steps = math.ceil(self.rows / batch_size)
+        self._tensors = None
 
     def tensors(self):
         """The arrays as tensors on this process's CPU."""
-        with tf.device("/cpu:0"):
-            return tf.nest.map_structure(tf.convert_to_tensor, self.arrays)
+        if self._tensors is None:
+            with tf.device("/cpu:0"):
+                self._tensors = tf.nest.map_structure(tf.convert_to_tensor, self.arrays)
+        return self._tensors
 
     local = tensors
 
@@ -120,9 +123,7 @@ class Examples:
         Elements are as in `stream`.
         """
         unshuffled = Examples(self.arrays, self.batch_size, shuffle=False, transform=self.transform)
-        numbers = tf.data.Dataset.range(self.steps * part.count).shard(
-            shards, shard
-        )  # shards are of whole batches
+        numbers = tf.data.Dataset.range(self.steps * part.count).shard(shards, shard)  # shards are of whole batches
 
         def make(number):
             return unshuffled._part(tensors, number // part.count, part.first + number % part.count, part.total)
@@ -178,7 +179,7 @@ class Batches:
 
     def one_pass(self, tensors, part: Part, shard=0, shards: int = 1) -> tf.data.Dataset:
         """Every example once; of several shards, the batches of one."""
-        dataset = self._open(tensors).take(self.steps)
+        dataset = self._open(tensors).take(-1 if self.steps is None else self.steps)
         dataset = dataset.shard(shards, shard) if not isinstance(shards, int) or shards > 1 else dataset
         return _split(dataset, part)
 

@@ -20,8 +20,6 @@ from tf2dist.roles import Role, followers_of, leader_of, role_of, serve
 if TYPE_CHECKING:
     import tensorflow as tf
 
-_SERVER_LIMIT = 10.0  # seconds that a coordinator's own worker gets to end after the job
-
 
 def join(
     name: str,
@@ -92,23 +90,16 @@ def _leave(status: int) -> None:
 
 
 def _coordinate(name: str, replicas: int | None, cluster: Cluster, limit: float) -> tf.distribute.Strategy:
-    own = None
     if leader_of(cluster).job == "worker":
         preflight.check_port(cluster)
-        own = _fork_server(cluster, limit)
+        _fork_server(cluster, limit)
     lines = preflight.gather(cluster, followers_of(cluster), limit)
     workers = [t for t in cluster.tasks if t.job == "worker"]
     lead = Lead(lines, fatal=lambda lost: any(t.job == "ps" for t in lost) or set(workers) <= set(lost))
     quiet.import_tensorflow()
     lead.wait_ready(limit)
-    _at_success(lambda: _end_coordination(lead, own))
+    _at_success(lambda: lead.end(together=False))
     return _make(name, replicas, cluster)
-
-
-def _end_coordination(lead: Lead, own: int | None) -> None:
-    lead.end(together=False)
-    if own is not None:
-        _reap(own)
 
 
 def _peer(name: str, replicas: int | None, cluster: Cluster, limit: float) -> tf.distribute.Strategy:
@@ -124,8 +115,8 @@ def _peer(name: str, replicas: int | None, cluster: Cluster, limit: float) -> tf
     return _make(name, replicas, cluster)
 
 
-def _fork_server(cluster: Cluster, limit: float) -> int:
-    """Starts worker 0's server as a child of the coordinator that worker 0 also is; returns its pid.
+def _fork_server(cluster: Cluster, limit: float) -> None:
+    """Starts worker 0's server as a child of the coordinator that worker 0 also is.
 
     A fork before TensorFlow has touched a device is safe, also after its import.
     """
@@ -139,8 +130,7 @@ def _fork_server(cluster: Cluster, limit: float) -> int:
     sys.stderr.flush()
     pid = os.fork()
     if pid:
-        atexit.register(_reap, pid, 0.0)
-        return pid
+        return  # it ends with this process
     try:
         _die_with(parent)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the coordinator, which ends this one
@@ -156,15 +146,6 @@ def _die_with(parent: int) -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:
         os._exit(1)
-
-
-def _reap(pid: int, limit: float = _SERVER_LIMIT) -> None:
-    deadline = time.monotonic() + limit
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(pid, os.WNOHANG)[0] == 0:
-            if time.monotonic() > deadline:
-                os.kill(pid, signal.SIGKILL)
-            time.sleep(0.02)
 
 
 _failed = False

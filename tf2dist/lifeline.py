@@ -10,6 +10,7 @@ its loop), `done` (the job is over).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
@@ -20,6 +21,7 @@ from tf2dist.cluster import Task
 
 PING = 5.0  # seconds between two signs of life
 GRACE = 60.0  # seconds without one after which a task counts as gone; a stopped or overloaded host can be late
+_TEARDOWN = 30.0  # seconds that a coordinator gets to exit after it has said that the job is done
 
 
 class Gone(ConnectionError):
@@ -171,7 +173,9 @@ class Follow:
 
 
 def serve_until_done(lifeline: Lifeline) -> None:
-    """Waits, in a server, for the end of the job.
+    """Waits, in a server, for the end of the job, and then for the coordinator's own end.
+
+    A coordinator that exits still talks to its servers, and complains at length when they are gone already.
 
     Raises:
       Gone: when the coordinator died first, or was silent for longer than the grace period.
@@ -187,6 +191,8 @@ def serve_until_done(lifeline: Lifeline) -> None:
         lifeline.hear("done")
     finally:
         over.set()
+    with contextlib.suppress(Gone, TimeoutError):
+        lifeline.hear("gone", limit=_TEARDOWN)
 
 
 def _end_process(why: str) -> None:

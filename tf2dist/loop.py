@@ -17,6 +17,7 @@ from tf2dist.feed import as_feed
 from tf2dist.pace import Pace
 from tf2dist.step import Steps
 
+_VARIABLES_ELSEWHERE = (tf.distribute.ParameterServerStrategy, tf.distribute.experimental.CentralStorageStrategy)
 _programs: weakref.WeakKeyDictionary[keras.Model, _Program] = weakref.WeakKeyDictionary()
 
 
@@ -25,6 +26,11 @@ class _Program:
 
     def __init__(self, model: keras.Model, feed):
         self.strategy = model.distribute_strategy
+        if model.jit_compile is True and isinstance(self.strategy, _VARIABLES_ELSEWHERE):
+            raise ValueError(
+                "the model is compiled with jit_compile=True, but its strategy keeps the variables on other devices, "
+                "which XLA cannot read; compile it without, or use a strategy that keeps them with the replicas"
+            )
         self.compiled = (model.optimizer, model._compile_loss, model._compile_metrics)
         with self.strategy.scope():
             _build(model, feed)
@@ -33,7 +39,6 @@ class _Program:
         if isinstance(self.dispatcher, Remote):
             keras3.count_atomically(model.optimizer)
         self.train = self.dispatcher.compile(self.steps)
-        self._evaluations: dict[int, tuple] = {}
 
     @classmethod
     def of(cls, model: keras.Model, feed) -> _Program:
@@ -46,14 +51,17 @@ class _Program:
             known = _programs[model] = cls(model, feed)
         return known
 
-    def evaluate(self, feed) -> dict[str, float]:
-        """Loss and metrics over every example of `feed`."""
-        if id(feed) not in self._evaluations:  # the feed is kept with its trace, so its id stays its own
-            self._evaluations[id(feed)] = (feed, self.dispatcher.evaluation(self.steps, feed))
-        totals = _Totals(self.steps)
-        for more in self._evaluations[id(feed)][1]():
-            totals.add(more)
-        return totals.logs()
+    def evaluation(self, feed):
+        """A function that returns loss and metrics over every example of `feed`, and can be called again."""
+        executions = self.dispatcher.evaluation(self.steps, feed)
+
+        def evaluate() -> dict[str, float]:
+            totals = _Totals(self.steps)
+            for more in executions():
+                totals.add(more)
+            return totals.logs()
+
+        return evaluate
 
 
 class _Totals:
@@ -116,9 +124,9 @@ def fit(
     if not per_epoch:
         raise ValueError("the data is endless or empty: say how long an epoch is with steps_per_epoch")
     program = _Program.of(model, feed)
-    validation = None
+    validate = None
     if validation_data is not None:
-        validation = as_feed(validation_data, batch_size=batch_size, steps=validation_steps)
+        validate = program.evaluation(as_feed(validation_data, batch_size=batch_size, steps=validation_steps))
     if verbose == "auto":
         verbose = 1 if sys.stdout.isatty() else 0
     hooks = keras.callbacks.CallbackList(
@@ -137,8 +145,8 @@ def fit(
         # What counts is what the servers applied: an execution that a dying worker had begun is run again.
         applied = updates(model) - before
         logs = _epoch(program, iterator, (epoch + 1) * per_epoch - start - applied, pace, hooks)
-        if validation is not None:
-            logs |= {f"val_{name}": value for name, value in program.evaluate(validation).items()}
+        if validate is not None:
+            logs |= {f"val_{name}": value for name, value in validate().items()}
         hooks.on_epoch_end(epoch, logs)
         if model.stop_training:
             break
@@ -187,7 +195,7 @@ def evaluate(
     feed = as_feed(data, batch_size=batch_size, steps=steps)
     if not feed.steps:
         raise ValueError("the data is endless or empty: say how much to evaluate with steps")
-    return _Program.of(model, feed).evaluate(feed)
+    return _Program.of(model, feed).evaluation(feed)()
 
 
 def updates(model: keras.Model) -> int:

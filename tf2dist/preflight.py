@@ -54,14 +54,7 @@ def gather(cluster: Cluster, others: list[Task], limit: float = LIMIT) -> list[L
       PreflightError: the first that is missing after `limit` seconds, or disagrees.
     """
     deadline = time.monotonic() + limit
-    lifelines: list[Lifeline] = []
-    try:
-        for task in others:
-            lifelines.append(_reach(cluster, task, deadline, limit))
-    except PreflightError as error:
-        for line in lifelines:
-            line.say(f"stop {error}")
-        raise
+    lifelines = [_reach(cluster, task, deadline, limit) for task in others]
     for line in lifelines:
         line.say("go")
     return lifelines
@@ -87,9 +80,7 @@ def _reach(cluster: Cluster, task: Task, deadline: float, limit: float) -> Lifel
                 return Lifeline(connection, task, address)
             connection.close()
             if answer is not None:
-                raise PreflightError(
-                    f"{task} at {address} {answer.get('error', 'gives an answer of another kind')}"
-                )
+                raise PreflightError(f"{task} at {address} {answer.get('error', 'gives an answer of another kind')}")
             why = "it accepts connections, but does not answer as a task of this job"
         if time.monotonic() > deadline:
             raise PreflightError(f"{task} at {address} is missing after {limit:.0f} s: {why}")

@@ -44,7 +44,8 @@ def role_of(strategy: str, cluster: Cluster | None) -> Role:
         return Role.PEER
     if not cluster.count("ps") or not cluster.count("worker"):
         raise ClusterError(
-            f"strategy ps needs at least one ps and one worker, found {cluster.count('ps')} and {cluster.count('worker')}"
+            f"strategy ps needs at least one ps and one worker, "
+            f"found {cluster.count('ps')} and {cluster.count('worker')}"
         )
     return Role.COORDINATOR if cluster.task == leader_of(cluster) else Role.SERVER
 
@@ -58,9 +59,7 @@ def followers_of(cluster: Cluster) -> list[Task]:
     """The tasks that the leader waits for; a coordinator that is no chief has worker 0's server as its child."""
     leader = leader_of(cluster)
     coordinates = cluster.count("ps") > 0
-    return [
-        t for t in cluster.tasks if t.job != "evaluator" and (t != leader or (coordinates and t.job == "worker"))
-    ]
+    return [t for t in cluster.tasks if t.job != "evaluator" and (t != leader or (coordinates and t.job == "worker"))]
 
 
 def serve(cluster: Cluster, limit: float | None = None) -> None:

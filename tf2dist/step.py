@@ -7,6 +7,8 @@ tensors, and whoever runs the steps adds them up, so no count is lost between re
 
 from __future__ import annotations
 
+from typing import Any
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -23,6 +25,9 @@ class Steps:
         self.model = model
         self._output_losses = model._compile_loss.metrics if model._compile_loss is not None else []
         self._metrics = model._compile_metrics
+        differentiate = self._differentiate
+        # XLA compiles what one replica computes; the exchange between replicas and the update stay outside of it.
+        self._gradients = tf.function(differentiate, jit_compile=True) if model.jit_compile is True else differentiate
         self.variables = [v for m in self._output_losses for v in m.variables]
         if self._metrics is not None:
             self.variables += self._metrics.variables
@@ -39,15 +44,18 @@ class Steps:
           share: f32[], the fraction of the global batch in this part; None when there is one replica. Keras
             divides a loss by the number of replicas; the share corrects this where parts are of unequal size.
         """
-        model = self.model
-        weights = [v.value for v in model.trainable_variables]
+        gradients, totals = self._gradients(batch, share)
+        self.model.optimizer.apply(gradients, self.model.trainable_variables)
+        return totals
+
+    def _differentiate(self, batch, share):
+        optimizer = self.model.optimizer
         with tf.GradientTape() as tape:
             loss, y_pred, output_losses = self._forward(batch, training=True)
             weighted = loss if share is None else loss * tf.cast(share * _replicas(), loss.dtype)
-            scaled = model.optimizer.scale_loss(weighted)
-        gradients = tape.gradient(scaled, weights)
-        model.optimizer.apply(gradients, model.trainable_variables)
-        return self._totals(batch, loss, y_pred, output_losses, share)
+            scaled = optimizer.scale_loss(weighted)
+        gradients = tape.gradient(scaled, [v.value for v in self.model.trainable_variables])
+        return gradients, self._totals(batch, loss, y_pred, output_losses, share)
 
     def evaluate(self, batch, share=None) -> list[tf.Tensor]:
         """The totals of one batch, nothing updated. Arguments as for `train`."""
@@ -79,10 +87,10 @@ class Steps:
             totals = [tf.where(share > 0, t, tf.zeros_like(t)) for t in totals]
         return [tf.convert_to_tensor(t) for t in totals]
 
-    def result(self, totals: list[np.ndarray]) -> dict[str, float]:
+    def result(self, totals: list[np.ndarray]) -> dict[str, Any]:
         """What `keras.Model.fit` would log for these totals: loss, then the metrics by name."""
         loss, examples, *states = totals
-        logs = {"loss": float(loss / examples) if examples else float("nan")}
+        logs: dict[str, Any] = {"loss": float(loss / examples) if examples else float("nan")}
         states = [tf.cast(s, v.dtype) for s, v in zip(states, self.variables, strict=True)]
         for metric in self._output_losses:
             mine, states = states[: len(metric.variables)], states[len(metric.variables) :]

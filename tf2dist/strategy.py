@@ -12,9 +12,7 @@ from tf2dist.roles import Role, role_of
 __all__ = ["STRATEGIES", "make_strategy"]
 
 
-def make_strategy(
-    name: str, *, replicas: int | None = None, cluster: Cluster | None = None
-) -> tf.distribute.Strategy:
+def make_strategy(name: str, *, replicas: int | None = None, cluster: Cluster | None = None) -> tf.distribute.Strategy:
     """Makes the strategy; must come before any other use of TensorFlow in the process.
 
     Args:

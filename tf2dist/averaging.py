@@ -1,0 +1,55 @@
+"""Moving averages of the weights that follow fast at first and slowly later, as `num_updates` made them in TF1."""
+
+from __future__ import annotations
+
+import keras
+from keras import ops
+
+
+@keras.saving.register_keras_serializable("tf2dist")
+class AveragingSGD(keras.optimizers.SGD):
+    """SGD that keeps a moving average of each weight, with decay min(`ema_momentum`, (1 + n) / (10 + n)) at update n.
+
+    `tf.train.ExponentialMovingAverage(decay, num_updates=global_step)` averaged like this: the average starts at
+    the initial weights, and early updates, which are far from where training ends, soon lose their weight. A model
+    trained by `tf2dist.fit` ends with the averages as its weights; `swap_averages` exchanges them in between.
+
+    Args:
+      keep_gradients: keep the last gradient of each weight (summed over the replicas, which is the gradient of the
+        mean loss over the global batch) in `gradients`, for histograms. Costs a copy of the weights.
+    """
+
+    def __init__(self, learning_rate=0.01, ema_momentum=0.99, keep_gradients=False, use_ema=True, **kwargs):
+        super().__init__(learning_rate, use_ema=use_ema, ema_momentum=ema_momentum, **kwargs)
+        self.keep_gradients = keep_gradients
+        self.gradients: list[keras.Variable] = []
+
+    def build(self, variables):
+        if self.built:
+            return
+        super().build(variables)
+        for variable, average in zip(variables, self._model_variables_moving_average, strict=True):
+            average.assign(variable)
+        if self.keep_gradients:
+            self.gradients = self.add_optimizer_variables(variables, "gradient")
+
+    def update_step(self, gradient, variable, learning_rate):
+        if self.keep_gradients:
+            self.assign(self.gradients[self._get_variable_index(variable)], gradient)
+        super().update_step(gradient, variable, learning_rate)
+
+    def _update_model_variables_moving_average(self, trainable_variables):
+        n = ops.cast(self.iterations, "float32")
+        decay = ops.minimum(self.ema_momentum, (1 + n) / (10 + n))
+        for variable, average in zip(trainable_variables, self._model_variables_moving_average, strict=True):
+            average.assign(decay * average + (1 - decay) * variable)
+
+    def swap_averages(self, variables) -> None:
+        """Exchanges weights and averages, for evaluating with the averages; a second call changes back."""
+        for variable, average in zip(variables, self._model_variables_moving_average, strict=True):
+            weights = ops.convert_to_numpy(variable)
+            variable.assign(ops.convert_to_numpy(average))
+            average.assign(weights)
+
+    def get_config(self):
+        return super().get_config() | {"keep_gradients": self.keep_gradients}

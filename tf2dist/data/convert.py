@@ -1,0 +1,90 @@
+"""`python -m tf2dist.data.tfrecord`: writes any data set as TFRecord files."""
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+from tf2dist.data import images, tfrecord
+from tf2dist.atomic import replacing
+from tf2dist.data.errors import DataError
+
+DESCRIPTION = """Writes a data set of 28x28 images as TFRecord files, with the features image_raw (bytes), pixels and
+label (int64). Both files are written, or neither."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message):
+        self.exit(2, f"{self.prog}: error: {message}; see --help\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit status: 0 done, 1 failed on the way, 2 a wrong command or data that is not there."""
+    parser = _Parser("python -m tf2dist.data.tfrecord", description=DESCRIPTION, allow_abbrev=False)
+    parser.add_argument(
+        "--dataset",
+        default="auto",
+        help=f"{', '.join(images.NAMES)}, or the path of TFRecord files (default: auto)",
+    )
+    parser.add_argument("--data_dir", help="where tensorflow-datasets keeps its data sets")
+    parser.add_argument("--out", required=True, help="directory for train.tfrecords and test.tfrecords; made if new")
+    arguments = parser.parse_args(argv)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _stop)
+    try:
+        source = images.find(arguments.dataset, arguments.data_dir)
+        out = os.path.abspath(os.path.expanduser(arguments.out))
+        if os.path.exists(out) and not os.path.isdir(out):
+            raise DataError(f"--out={arguments.out} is not a directory")
+        # The training part is put in place last: without it `find` finds nothing.
+        paths = [os.path.join(out, f"{part}.tfrecords") for part in ("test", "train")]
+        if folders := [path for path in paths if os.path.isdir(path)]:
+            raise DataError(f"{folders[0]} is a directory; choose another --out")
+    except DataError as error:
+        parser.error(str(error))
+    if source.note:
+        print(source.note)
+    try:
+        with _quiet():  # TensorFlow's messages are not the user's
+            sizes = _write(source, out, paths)
+    except (DataError, OSError) as error:
+        print(f"{parser.prog}: error: {error}", file=sys.stderr)
+        return 1
+    for path, size in sizes.items():
+        print(f"Wrote {size:,} images ({source.name}) to {path}, {os.path.getsize(path):,} bytes")
+    return 0
+
+
+def _write(source: images.Source, out: str, paths: list[str]) -> dict[str, int]:
+    """Writes both parts or none; how many images each path got."""
+    train, test = images.load(source)
+    parts = dict(zip(paths, (test, train), strict=True))
+    os.makedirs(out, exist_ok=True)
+    with replacing(*paths) as temporary:
+        for path, (pictures, labels) in zip(temporary, parts.values(), strict=True):
+            tfrecord.fill(path, pictures, labels)
+    return {path: len(labels) for path, (_, labels) in parts.items()}
+
+
+@contextlib.contextmanager
+def _quiet():
+    """Standard error goes nowhere, also what C++ writes to it."""
+    kept = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
+def _stop(number, frame):
+    """Unwinds, so that half-written files are removed; a second signal does not disturb that."""
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)
+    raise SystemExit(128 + number)

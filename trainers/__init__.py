@@ -1,0 +1,1 @@
+"""Programs that train, or compute, on any strategy: python -m trainers.NAME."""

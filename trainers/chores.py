@@ -1,0 +1,126 @@
+"""Loop chores as Keras callbacks: lines of progress, the time to the first step, summaries for TensorBoard."""
+
+from __future__ import annotations
+
+import time
+
+import keras
+import tensorflow as tf
+
+
+class FirstStep(keras.callbacks.Callback):
+    """Notes how many seconds after the user's command the first step was done.
+
+    Args:
+      began: Unix time of the command.
+    """
+
+    def __init__(self, began: float, clock=time.time):
+        super().__init__()
+        self._began, self._clock = began, clock
+        self.seconds: float | None = None
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.seconds is None:
+            self.seconds = self._clock() - self._began
+
+
+class EpochLines(keras.callbacks.Callback):
+    """Prints a line an epoch: its logs, and how fast it went.
+
+    Args:
+      say: prints a line.
+      epochs, batch_size: what the line says.
+    """
+
+    def __init__(self, say, epochs: int, examples: int, clock=time.perf_counter):
+        super().__init__()
+        self._say, self._epochs, self._examples, self._clock = say, epochs, examples, clock
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._began = self._clock()
+
+    def on_epoch_end(self, epoch, logs=None):
+        seconds = self._clock() - self._began
+        values = "  ".join(f"{name} {value:.4f}" for name, value in sorted((logs or {}).items()))
+        rate = self._examples / seconds if seconds else 0
+        self._say(f"epoch {epoch + 1}/{self._epochs}  {values}  {seconds:.1f} s  {rate:,.0f} examples/s")
+
+
+class StepLines(keras.callbacks.Callback):
+    """Prints a line every so many updates: step, epoch and batch, cost, accuracy, and how fast they went.
+
+    Args:
+      say: prints a line.
+      every: updates between two lines.
+      batch_size: examples of an update.
+      per_epoch: updates in a pass over the data.
+    """
+
+    def __init__(self, say, every: int, batch_size: int, per_epoch: int, clock=time.perf_counter):
+        super().__init__()
+        self._say, self._every, self._batch_size, self._per_epoch = say, every, batch_size, per_epoch
+        self._clock = clock
+        self._before = self._step = 0
+
+    def on_train_begin(self, logs=None):
+        self._then = self._clock()
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._before = self._step
+
+    def on_train_batch_end(self, batch, logs=None):
+        last, self._step = self._step, self._before + batch + 1
+        if self._step // self._every == last // self._every:
+            return
+        now = self._clock()
+        each = (now - self._then) / (self._step - last)
+        self._then = now
+        epoch, within = divmod(self._step - 1, self._per_epoch)
+        logs = logs or {}
+        self._say(
+            f"step {self._step}  epoch {epoch + 1}  batch {within + 1}/{self._per_epoch}  "
+            f"cost {logs.get('loss', float('nan')):.4f}  accuracy {logs.get('accuracy', float('nan')):.4f}  "
+            f"{1000 * each:.2f} ms/step  {self._batch_size / each:,.0f} examples/s"
+        )
+
+
+class Summaries(keras.callbacks.Callback):
+    """Writes cost and accuracy for TensorBoard, and histograms of weights and gradients if the optimizer keeps them.
+
+    Args:
+      directory: of the event files.
+      every: updates between two histograms; scalars are written after every execution.
+    """
+
+    def __init__(self, directory: str, every: int = 100):
+        super().__init__()
+        self._writer = tf.summary.create_file_writer(directory)
+        self._every = every
+        self._step = self._next = 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._step = int(self.model.optimizer.iterations.numpy())
+        with self._writer.as_default(step=self._step):
+            for name, value in (logs or {}).items():
+                tf.summary.scalar("cost" if name == "loss" else name, value)
+            if self._step >= self._next:
+                self._next = self._step + self._every
+                self._histograms()
+
+    def on_epoch_end(self, epoch, logs=None):
+        with self._writer.as_default(step=self._step):
+            for name, value in (logs or {}).items():
+                tf.summary.scalar(f"epoch_{name}", value)
+
+    def on_train_end(self, logs=None):
+        with self._writer.as_default(step=self._step):
+            self._histograms()
+        self._writer.close()
+
+    def _histograms(self):
+        gradients = getattr(self.model.optimizer, "gradients", ())
+        for variable in self.model.trainable_variables if gradients else ():
+            tf.summary.histogram(variable.path, keras.ops.convert_to_numpy(variable))
+        for variable, gradient in zip(self.model.trainable_variables, gradients, strict=False):
+            tf.summary.histogram(f"{variable.path}/gradient", keras.ops.convert_to_numpy(gradient))

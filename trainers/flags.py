@@ -1,0 +1,131 @@
+"""The flags that all trainers share, and what they say together. Imports no TensorFlow."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from absl import flags
+
+from tf2dist import environments
+from tf2dist.cluster import Cluster
+from tf2dist.names import STRATEGIES
+from tf2dist.roles import Role, role_of
+
+_STRATEGY = flags.DEFINE_enum(
+    "strategy", None, list(STRATEGIES), "How to train. Default: what the cluster is made for, or 'one' without one."
+)
+_PS = flags.DEFINE_integer("ps", 1, "Parameter servers of the local cluster.", lower_bound=1)
+_WORKERS = flags.DEFINE_integer("workers", 2, "Workers of the local cluster.", lower_bound=1)
+_REPLICAS = flags.DEFINE_integer(
+    "replicas", None, "Devices in each process: GPUs, or virtual CPUs where there are none.", lower_bound=1
+)
+_PS_HOSTS = flags.DEFINE_list("ps_hosts", [], "Parameter servers of the job, host:port,...")
+_WORKER_HOSTS = flags.DEFINE_list("worker_hosts", [], "Workers of the job, host:port,...; worker 0 also coordinates.")
+_JOB_NAME = flags.DEFINE_string("job_name", None, "Which job this process belongs to: ps or worker.")
+_TASK_INDEX = flags.DEFINE_integer("task_index", None, "Which task of the job this process is.", lower_bound=0)
+flags.DEFINE_alias("task_id", "task_index")
+_LOGDIR = flags.DEFINE_string(
+    "logdir", None, "Directory for TensorBoard and the trained model; nothing is written without."
+)
+_SEED = flags.DEFINE_integer("seed", 1, "Of initial weights and of the order of the data.", lower_bound=0)
+_XLA = flags.DEFINE_boolean("xla", False, "Compile each step with XLA.")
+_MIXED_PRECISION = flags.DEFINE_boolean("mixed_precision", False, "Compute in bfloat16, keep weights in float32.")
+_REPORT = flags.DEFINE_string("report", None, "File for one JSON object: what ran, and what came out.")
+
+
+class UsageError(ValueError):
+    """A command that cannot be right; the message is one line: what, what was found, what would be right."""
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What the shared flags say, read once."""
+
+    strategy: str
+    cluster: Cluster | None
+    replicas: int | None
+    ps: int
+    workers: int
+    logdir: str | None
+    seed: int
+    xla: bool
+    mixed_precision: bool
+    report: str | None
+
+    @property
+    def needs_local_cluster(self) -> bool:
+        """Is the strategy one for several processes, with none given?"""
+        return self.strategy in ("ps", "multiworker") and self.cluster is None
+
+    @property
+    def role(self) -> Role:
+        """What this process does, given its cluster."""
+        return role_of(self.strategy, self.cluster)
+
+    @property
+    def layout(self) -> str:
+        """The processes in words, as "1 ps, 2 workers"."""
+        if self.strategy not in ("ps", "multiworker"):
+            return "1 process"
+        counts = {job: self.cluster.count(job) for job in ("chief", "ps", "worker")} if self.cluster else {}
+        return ", ".join(f"{n} {job}{'s' if n > 1 and job != 'ps' else ''}" for job, n in counts.items() if n)
+
+    def replicas_in_sync(self) -> int | None:
+        """Replicas that share a global batch; None when only TensorFlow can tell how many GPUs there are."""
+        if self.strategy in ("one", "ps"):
+            return 1
+        each = self.replicas
+        if each is None:
+            if os.path.exists("/proc/driver/nvidia"):
+                return None
+            each = 2 if self.strategy != "multiworker" else 1
+        peers = 1 if self.strategy != "multiworker" else len(self.cluster.tasks) if self.cluster else self.workers
+        return each * peers
+
+
+def read() -> Shared:
+    """What the flags say.
+
+    Raises:
+      UsageError, ClusterError: they contradict each other or the environment.
+    """
+    cluster = environments.from_hosts(_PS_HOSTS.value, _WORKER_HOSTS.value, _JOB_NAME.value, _TASK_INDEX.value)
+    cluster = cluster or environments.from_environment()
+    strategy = _STRATEGY.value or _made_for(cluster)
+    if strategy not in ("ps", "multiworker") and _given("ps", "workers"):
+        raise UsageError(f"--ps and --workers are for strategies ps and multiworker, and --strategy is {strategy}")
+    if strategy == "multiworker" and _given("ps"):
+        raise UsageError("--ps is for strategy ps; multiworker has no parameter servers")
+    for flag, job in (("ps", "ps"), ("workers", "worker")):
+        if cluster and _given(flag) and flags.FLAGS[flag].value != cluster.count(job):
+            raise UsageError(
+                f"--{flag}={flags.FLAGS[flag].value} is for a local cluster, but this process is given one that has "
+                f"{cluster.count(job)}"
+            )
+    if _REPLICAS.value and strategy in ("one", "ps") and _REPLICAS.value > 1:
+        raise UsageError(
+            f"--replicas={_REPLICAS.value} needs a strategy with several: mirrored, central or multiworker"
+        )
+    if _XLA.value and strategy in ("ps", "central"):
+        raise UsageError(
+            f"--xla compiles what is on one device, and --strategy={strategy} keeps the variables elsewhere; "
+            "one, mirrored and multiworker keep them on it"
+        )
+    shared = Shared(
+        strategy, cluster, _REPLICAS.value, _PS.value, _WORKERS.value, _LOGDIR.value, _SEED.value, _XLA.value,
+        _MIXED_PRECISION.value, _REPORT.value,
+    )  # fmt: skip
+    if cluster:
+        _ = shared.role  # raises when the strategy does not fit the cluster
+    return shared
+
+
+def _made_for(cluster: Cluster | None) -> str:
+    if cluster is None or len(cluster.tasks) == 1:
+        return "one"
+    return "ps" if cluster.count("ps") else "multiworker"
+
+
+def _given(*names: str) -> bool:
+    return any(flags.FLAGS[name].present for name in names)

@@ -1,0 +1,207 @@
+"""What is the same in every trainer: flags, the local cluster, this process's role, errors and the report."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from absl import flags
+
+from tf2dist.atomic import replacing
+from tf2dist.cluster import ClusterError
+from tf2dist.data.errors import DataError
+from tf2dist.lifeline import Gone
+from tf2dist.preflight import PreflightError
+from tf2dist.roles import Role
+from trainers.flags import Shared, UsageError, read
+
+_PREPARED = "TF2DIST_PREPARED"  # what the launcher has found out for all its processes, as JSON
+_LAUNCHED_AT = "TF2DIST_LAUNCHED_AT"  # Unix time at which the user's command began
+_HEADINGS = ("Graph execution error", "Detected at node", "File ", "<stack", "Additional GRPC")
+
+
+@dataclass
+class Run:
+    """What a trainer gets: the strategy, and what the shared flags said.
+
+    Attributes:
+      strategy: the `tf.distribute` strategy; None in a trainer that needs none.
+      shared: the shared flags.
+      leads: does this process print and write? One of each job does.
+      report: what goes into `--report` besides what the trainer returns.
+    """
+
+    strategy: Any
+    shared: Shared
+    leads: bool
+    began: float
+    report: dict = field(default_factory=dict)
+
+    def say(self, text: str) -> None:
+        """Prints a line to standard output, once a job."""
+        if self.leads:
+            print(text, flush=True)
+
+
+def run(train: Callable[[Run, Any], dict], prepare: Callable[[Shared], Any] = lambda shared: None) -> None:
+    """The main of a trainer; exits the process.
+
+    Args:
+      train: called in the processes that run a loop, with what `prepare` returned; returns its part of the report.
+      prepare: checks the trainer's own flags and finds its data, before TensorFlow is imported and any process is
+        started; what it returns must be JSON. A local cluster's processes get it from the launcher.
+    """
+    name = os.path.basename(sys.argv[0]).removesuffix(".py")
+    try:
+        status = _run(train, prepare)
+    except (UsageError, ClusterError, DataError, flags.Error) as error:
+        status = _failed(name, error, 2)
+    except (PreflightError, Gone, OSError, MemoryError) as error:
+        status = _failed(name, error, 1)
+    except KeyboardInterrupt:
+        status = _failed(name, None, 130)
+    except SystemExit as exit:
+        if exit.code:
+            _failed(name, None, 1)
+        raise
+    except Exception as error:
+        line = _tensorflow_error(error)
+        if line is None:
+            raise  # a bug: the traceback is what is wanted
+        status = _failed(name, line, 1)
+    sys.exit(status)
+
+
+def _failed(name: str, error: Any, status: int) -> int:
+    from tf2dist import joining
+
+    joining.failed()
+    if error is not None:
+        print(f"{name}: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+    return status
+
+
+def _tensorflow_error(error: Exception) -> str | None:
+    """One line for an error that TensorFlow found while running (a server died, a file is damaged), else None."""
+    if "tensorflow" not in sys.modules:
+        return None
+    import tensorflow as tf
+
+    if not isinstance(error, tf.errors.OpError):
+        return None
+    lines = [line.strip() for line in (error.message or str(error)).splitlines()]
+    # What comes first is often a heading and the place in the source of TensorFlow or Keras, not the reason.
+    said = [line for line in lines if line and not line.startswith(_HEADINGS)]
+    return f"{type(error).__name__}: {(said or lines or ['no message'])[0]}"
+
+
+def _run(train, prepare) -> int:
+    if any(a in ("--help", "-help", "-h", "--helpfull") for a in sys.argv[1:]):
+        print(f"{sys.modules['__main__'].__doc__ or ''}\n{flags.FLAGS.get_help()}")
+        return 0
+    rest = flags.FLAGS(sys.argv)[1:]
+    if rest:
+        raise UsageError(f"unexpected argument {rest[0]!r}; flags are written --name=value, see --help")
+    shared = read()
+    _check_writable(shared)
+    if shared.needs_local_cluster:
+        return _launch(shared, prepare(shared))
+    role = shared.role
+    prepared = None
+    if role is not Role.SERVER:
+        text = os.environ.get(_PREPARED)
+        prepared = json.loads(text) if text else prepare(shared)
+    began = float(os.environ.get(_LAUNCHED_AT) or _process_start())
+    outcome = _train(train, shared, prepared, began)
+    if outcome is not None and shared.report:
+        write_report(shared.report, outcome)
+    return 0
+
+
+def _train(train, shared: Shared, prepared, began: float) -> dict | None:
+    """Joins the job and trains; the whole report, in the process that leads."""
+    import tf2dist
+    from tf2dist.roles import leader_of
+
+    strategy = tf2dist.join(shared.strategy, replicas=shared.replicas, cluster=shared.cluster)
+    import keras
+
+    keras.utils.set_random_seed(shared.seed)
+    if shared.mixed_precision:
+        # bfloat16 has float32's range, so no loss has to be scaled; CPUs and GPUs since Ampere compute in it.
+        keras.config.set_dtype_policy("mixed_bfloat16")
+    leads = shared.cluster is None or shared.strategy == "one" or shared.cluster.task == leader_of(shared.cluster)
+    run = Run(strategy, shared, leads, began, report=_what_ran(shared, strategy))
+    outcome = train(run, prepared)
+    return run.report | outcome if leads else None
+
+
+def _what_ran(shared: Shared, strategy) -> dict:
+    import keras
+    import tensorflow as tf
+
+    main = sys.modules["__main__"].__spec__
+    cluster = shared.cluster
+    return {
+        "trainer": main.name.rpartition(".")[2] if main else os.path.basename(sys.argv[0]),
+        "strategy": shared.strategy,
+        "processes": {job: cluster.count(job) for job in cluster.jobs} if cluster else {"solo": 1},
+        "replicas": strategy.num_replicas_in_sync,
+        "devices": [d.name for d in tf.config.list_logical_devices() if "XLA" not in d.device_type],
+        "seed": shared.seed,
+        "versions": {"tensorflow": tf.__version__, "keras": keras.__version__, "python": sys.version.split()[0]},
+    }
+
+
+def _launch(shared: Shared, prepared) -> int:
+    """Starts a local cluster that runs this same command; returns its exit status."""
+    from launch import local
+
+    spec = sys.modules["__main__"].__spec__
+    program = [spec.name if spec else os.path.abspath(sys.argv[0]), *sys.argv[1:]]
+    return local.run(
+        program,
+        ps=shared.ps if shared.strategy == "ps" else 0,
+        workers=shared.workers,
+        env={_PREPARED: json.dumps(prepared), _LAUNCHED_AT: str(_process_start())},
+        quiet_prefix_for="chief 0" if shared.strategy == "ps" else "worker 0",
+    )
+
+
+def _process_start() -> float:
+    """Unix time at which this process began (Linux); now, where that cannot be known."""
+    try:
+        with open("/proc/self/stat") as stat, open("/proc/uptime") as uptime:
+            ticks = int(stat.read().rpartition(")")[2].split()[19])
+            age = float(uptime.read().split()[0]) - ticks / os.sysconf("SC_CLK_TCK")
+        return time.time() - age
+    except (OSError, ValueError, IndexError):
+        return time.time()
+
+
+def _check_writable(shared: Shared) -> None:
+    """Finds out before training whether what comes out of it can be written."""
+    if shared.report:
+        folder = os.path.dirname(os.path.abspath(shared.report))
+        if not os.path.isdir(folder) or not os.access(folder, os.W_OK) or os.path.isdir(shared.report):
+            raise UsageError(f"--report={shared.report} cannot be written: {folder} must be a writable directory")
+    if shared.logdir:
+        try:
+            os.makedirs(shared.logdir, exist_ok=True)
+            with tempfile.TemporaryFile(dir=shared.logdir):
+                pass
+        except OSError as error:
+            raise UsageError(f"--logdir={shared.logdir} cannot be written: {error.strerror}") from None
+
+
+def write_report(path: str, report: dict) -> None:
+    """Writes the report in one piece: a reader finds the old file or the new one, never half of it."""
+    with replacing(path) as (part,), open(part, "w") as file:
+        json.dump(report, file, indent=2)
+        file.write("\n")

@@ -1,0 +1,125 @@
+"""Trains a digit classifier on any strategy: python -m trainers.mnist --strategy=ps."""
+
+import time
+
+from absl import flags
+
+from tf2dist.data import Source, find
+from trainers import job
+from trainers.flags import UsageError
+from trainers.networks import PRESETS
+
+_PRESET = flags.DEFINE_enum("preset", "mlp", list(PRESETS), "Network and its numbers.")
+_DATASET = flags.DEFINE_string(
+    "dataset", "auto", "auto (MNIST, or digits where it cannot be had), mnist, fashion_mnist, digits, synthetic, or "
+    "a path of TFRecord files."
+)  # fmt: skip
+_DATA_DIR = flags.DEFINE_string("data_dir", None, "Where tensorflow-datasets keeps its data.")
+_EPOCHS = flags.DEFINE_integer("epochs", None, "Passes over the training data; the preset's.", lower_bound=1)
+_STEPS = flags.DEFINE_integer("steps", None, "Updates, instead of epochs; the preset's.", lower_bound=1)
+_BATCH_SIZE = flags.DEFINE_integer("batch_size", None, "Examples of one update; the preset's.", lower_bound=1)
+_LEARNING_RATE = flags.DEFINE_float("learning_rate", None, "The preset's if not given.", lower_bound=0.0)
+
+_FEW = 5_000  # images in a set so small that it takes more passes to learn from
+_EPOCHS_FOR_FEW = 40
+
+
+def prepare(shared):
+    """Checks the flags and finds the data, before anything heavy is imported."""
+    if _EPOCHS.value and _STEPS.value:
+        raise UsageError(f"--epochs={_EPOCHS.value} and --steps={_STEPS.value} both say how long; give one")
+    if (replicas := shared.replicas_in_sync()) is not None:
+        _batch_size(replicas)
+    return find(_DATASET.value, _DATA_DIR.value).to_json()
+
+
+def train(run, prepared):
+    """Trains the preset's network and tests it."""
+    import tf2dist
+    from tf2dist.data.feeds import image_feeds
+    from trainers import chores
+
+    preset = PRESETS[_PRESET.value]
+    source = Source.from_json(prepared)
+    if source.note:
+        run.say(source.note)
+    batch_size = _batch_size(run.strategy.num_replicas_in_sync)
+    images = image_feeds(source, batch_size, seed=run.shared.seed)
+    epochs, per_epoch = _length(preset, images)
+    run.say(
+        f"preset {_PRESET.value} on {source.name} ({images.train_examples:,} training, {images.test_examples:,} test "
+        f"images), strategy {run.shared.strategy} ({run.shared.layout}), batch {batch_size}"
+    )
+
+    with run.strategy.scope():
+        model = preset.build(
+            preset.learning_rate if _LEARNING_RATE.value is None else _LEARNING_RATE.value,
+            seed=run.shared.seed,
+            decay_steps=60_000 / preset.batch_size,
+            keep_gradients=bool(run.shared.logdir),
+            jit_compile=run.shared.xla,
+        )
+    first_step = chores.FirstStep(run.began)
+    if preset.print_every:
+        lines = chores.StepLines(run.say, preset.print_every, batch_size, images.steps_per_pass)
+    else:
+        lines = chores.EpochLines(run.say, epochs, min(images.train_examples, per_epoch * batch_size))
+    callbacks = [first_step, lines]
+    if run.shared.logdir and run.leads:
+        callbacks.append(chores.Summaries(run.shared.logdir))
+
+    began = time.perf_counter()
+    tf2dist.fit(
+        model,
+        images.train,
+        epochs=epochs,
+        steps_per_epoch=per_epoch,
+        validation_data=None if preset.print_every else images.test,
+        callbacks=callbacks,
+        steps_per_execution=preset.print_every,
+        verbose=0,
+    )
+    seconds = time.perf_counter() - began
+    logs = tf2dist.evaluate(model, images.test)
+    steps = tf2dist.updates(model)
+    rate = epochs * per_epoch / images.steps_per_pass * images.train_examples / seconds
+    run.say(f"test accuracy {100 * logs['accuracy']:.2f} %, loss {logs['loss']:.4f} on {images.test_examples:,} images")
+    run.say(f"{steps:,} steps in {seconds:.1f} s, {rate:,.0f} examples/s; first step after {first_step.seconds:.1f} s")
+    if run.shared.logdir and run.leads:
+        model.save(f"{run.shared.logdir}/model.keras")
+    return {
+        "preset": _PRESET.value,
+        "dataset": source.name,
+        "batch_size": batch_size,
+        "test_accuracy": logs["accuracy"],
+        "test_loss": logs["loss"],
+        "test_examples": images.test_examples,
+        "steps": steps,
+        "examples_per_second": rate,
+        "seconds": seconds,
+        "first_step_seconds": first_step.seconds,
+    }
+
+
+def _batch_size(replicas: int) -> int:
+    """Examples of one update, from the flag or the preset."""
+    preset = PRESETS[_PRESET.value]
+    size = _BATCH_SIZE.value or preset.batch_size * (replicas if preset.per_replica else 1)
+    if size % replicas:
+        below = size - size % replicas
+        near = f"{below} or {below + replicas}" if below else f"{replicas}"
+        raise UsageError(f"--batch_size={size} does not divide among {replicas} replicas; {near} would")
+    return size
+
+
+def _length(preset, images) -> tuple[int, int]:
+    """Epochs, and updates in each. A number of steps is trained as one epoch of that length."""
+    steps = _STEPS.value or (None if _EPOCHS.value else preset.steps)
+    if steps:
+        return 1, steps
+    few = preset.epochs if images.train_examples > _FEW else _EPOCHS_FOR_FEW
+    return _EPOCHS.value or few, images.steps_per_pass
+
+
+if __name__ == "__main__":
+    job.run(train, prepare)
