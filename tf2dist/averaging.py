@@ -28,7 +28,8 @@ class AveragingSGD(keras.optimizers.SGD):
         if self.built:
             return
         super().build(variables)
-        for variable, average in zip(variables, self._model_variables_moving_average, strict=True):
+        averages = self._model_variables_moving_average if self.use_ema else []
+        for variable, average in zip(variables, averages, strict=False):
             average.assign(variable)
         if self.keep_gradients:
             self.gradients = self.add_optimizer_variables(variables, "gradient")

@@ -9,11 +9,14 @@ from dataclasses import dataclass
 
 JOBS = ("chief", "worker", "ps", "evaluator")
 
-_ADDRESS = re.compile(r"^(\[[0-9A-Fa-f:.%]+\]|[^\s:/\[\]]+):(\d{1,5})$")
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\s:/\[\]]+):([0-9]{1,5})")
 
 
 class ClusterError(ValueError):
     """A cluster description that cannot be right; in one line: what, what was found, what would do."""
+
+    def __init__(self, message: str):
+        super().__init__(" ".join(message.split()))
 
 
 @dataclass(frozen=True, order=True)
@@ -51,20 +54,22 @@ class Cluster:
             raise ClusterError(
                 f"the cluster names {len(self.jobs['chief'])} chiefs, {', '.join(self.jobs['chief'])}; one is right"
             )
-        seen: dict[str, Task] = {}
+        seen: dict[tuple[str, int], Task] = {}
         for task in self.tasks:
             address = self.address(task)
-            if address in seen:
+            place = (address.rpartition(":")[0].lower(), self.port(task))
+            if place in seen:
                 raise ClusterError(
-                    f"address {address} is given to {seen[address]} and to {task}; each task needs its own"
+                    f"address {address} is given to {seen[place]} and to {task}; each task needs its own"
                 )
-            seen[address] = task
+            seen[place] = task
         if not (self.jobs.get("worker") or self.jobs.get("chief")):
             raise ClusterError(f"the cluster has no worker, found only {', '.join(self.jobs)}; it needs at least one")
         if self.task.job == "evaluator":
             return
-        if self.task.job not in self.jobs:
-            raise ClusterError(f"this task is {self.task}, but the cluster's jobs are {', '.join(self.jobs)}")
+        if not self.count(self.task.job):
+            found = ", ".join(job for job, addresses in self.jobs.items() if addresses)
+            raise ClusterError(f"this task is {self.task}, but the cluster's jobs are {found}")
         if not 0 <= self.task.index < len(self.jobs[self.task.job]):
             raise ClusterError(
                 f"this task is {self.task}, but the cluster has {len(self.jobs[self.task.job])} of job "
@@ -112,7 +117,7 @@ class Cluster:
         """
         try:
             found = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise ClusterError(f"TF_CONFIG is not JSON: {error}; found {_short(text)}") from None
         if not isinstance(found, dict) or not isinstance(found.get("cluster"), dict):
             raise ClusterError(f'TF_CONFIG has no "cluster" object, found {_short(text)}')
@@ -136,11 +141,12 @@ def _addresses(job, found) -> tuple[str, ...]:
     if isinstance(found, str) or not isinstance(found, (list, tuple)):
         raise ClusterError(f'job {job} must be a list of "host:port", found {found!r}')
     for address in found:
-        match = _ADDRESS.match(address) if isinstance(address, str) else None
+        match = _ADDRESS.fullmatch(address) if isinstance(address, str) else None
         if not match or not 0 < int(match[2]) < 65536:
             raise ClusterError(f'job {job} has the address {address!r}; an address is "host:port", as "10.0.0.1:2222"')
     return tuple(found)
 
 
 def _short(text: str, limit: int = 80) -> str:
+    text = " ".join(text.split())
     return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -33,10 +33,11 @@ def from_hosts(
     """
     if not (ps_hosts or worker_hosts):
         if job_name or task_index is not None:
-            raise ClusterError("--job_name and --task_index need --worker_hosts (and --ps_hosts under ps)")
+            found = f"--job_name={job_name}" if job_name else f"--task_index={task_index}"
+            raise ClusterError(f"{found} is given without --worker_hosts (and --ps_hosts, under ps); it needs them")
         return None
     if not worker_hosts:
-        raise ClusterError("--ps_hosts is given without --worker_hosts; a job needs both")
+        raise ClusterError(f"--ps_hosts={','.join(ps_hosts)} is given without --worker_hosts; a job needs both")
     hosts = {"ps": ps_hosts, "worker": worker_hosts} if ps_hosts else {"worker": worker_hosts}
     if not job_name:
         raise ClusterError(f"the host flags need --job_name={'|'.join(hosts)} and --task_index: which task is this?")

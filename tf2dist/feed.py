@@ -243,7 +243,7 @@ def as_feed(data: Any, *, batch_size: int | None = None, shuffle=False, seed: in
             raise ValueError("batch_size is for arrays; a Dataset is batched already, by the global batch")
         return Batches(data, steps)
     if isinstance(data, (tuple, list)) and all(hasattr(a, "shape") for a in tf.nest.flatten(data)):
-        return Examples(tuple(data), batch_size or 32, shuffle=shuffle, seed=seed)
+        return Examples(tuple(data), 32 if batch_size is None else batch_size, shuffle=shuffle, seed=seed)
     raise ValueError(
         f"data must be a tf.data.Dataset, a tuple of arrays (x, y) or tf2dist.Examples, found {type(data).__name__}"
     )

@@ -11,11 +11,14 @@ its loop), `done` (the job is over).
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import select
 import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
 
 from tf2dist.cluster import Task
 
@@ -35,7 +38,8 @@ class Lifeline:
         self.task = task
         self.address = address
         self._socket = connection
-        self._socket.settimeout(None)
+        # A socket has one timeout, and one thread hears while another says: so neither may rely on it.
+        self._socket.setblocking(False)
         self._buffer = b""
         self._sending = threading.Lock()
 
@@ -44,12 +48,8 @@ class Lifeline:
 
     def say(self, word: str) -> None:
         """Sends a word. A side that has died is noticed by `hear`, not here."""
-        with self._sending:
-            try:
-                self._socket.settimeout(PING)
-                self._socket.sendall(word.encode() + b"\n")
-            except OSError:
-                pass
+        with self._sending, contextlib.suppress(OSError):
+            self._socket.send(word.encode() + b"\n")
 
     def hear(self, *words: str, limit: float | None = None) -> str:
         """Waits for one of `words`; others are signs of life.
@@ -66,13 +66,14 @@ class Lifeline:
                     return line.decode()
             left = GRACE if deadline is None else min(GRACE, deadline - time.monotonic())
             if left <= 0:
-                raise TimeoutError(f"{self} did not say {' or '.join(words)} within {limit:.0f} s")
+                raise TimeoutError(f"{self} did not say {' or '.join(words)} within {limit:g} s")
+            if not self._poll(select.POLLIN, left):
+                if left == GRACE:
+                    raise Gone(f"{self} has given no sign of life for {GRACE:g} s")
+                continue
             try:
-                self._socket.settimeout(left)
                 more = self._socket.recv(4096)
-            except TimeoutError:
-                if deadline is None or left == GRACE:
-                    raise Gone(f"{self} has given no sign of life for {GRACE:.0f} s") from None
+            except BlockingIOError:
                 continue
             except OSError as error:
                 raise Gone(f"{self} is gone: {error.strerror or error}") from None
@@ -80,9 +81,35 @@ class Lifeline:
                 raise Gone(f"{self} is gone: it ended before the job was done")
             self._buffer += more
 
+    def ended(self) -> bool:
+        """Has the other side ended the connection?"""
+        return self._poll(select.POLLRDHUP, 0)
+
     def close(self) -> None:
         """Ends the connection."""
         self._socket.close()
+
+    def _poll(self, events: int, seconds: float) -> bool:
+        poll = select.poll()
+        poll.register(self._socket, events)
+        return bool(poll.poll(math.ceil(1000 * seconds)))
+
+
+@contextlib.contextmanager
+def kept_alive(lifelines: list[Lifeline]) -> Iterator[None]:
+    """Gives signs of life over `lifelines`, a list that may grow, for as long as the block takes."""
+    over = threading.Event()
+
+    def ping():
+        while not over.wait(PING):
+            for line in list(lifelines):
+                line.say("ping")
+
+    threading.Thread(target=ping, daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
 
 
 class Lead:
@@ -109,12 +136,15 @@ class Lead:
         """Waits until every server serves.
 
         Raises:
+          Gone: names one that ended before.
           TimeoutError: names the first that did not within `limit` seconds.
         """
         deadline = time.monotonic() + limit
         for line in self.lifelines:
             if not self._ready[line.task].wait(max(0.0, deadline - time.monotonic())):
-                raise TimeoutError(f"{line} did not start its server within {limit:.0f} s")
+                raise TimeoutError(f"{line} did not start its server within {limit:g} s")
+            if line.task in self.lost:
+                raise Gone(f"{line} is gone: it ended before the job began")
 
     def end(self, *, together: bool) -> None:
         """Tells every task that the job is done; `together`: after all of them have finished their own loops."""
@@ -135,6 +165,7 @@ class Lead:
                 return
             self.lost.append(line.task)
             self._bye[line.task].set()
+            self._ready[line.task].set()
             if self._fatal(self.lost):
                 time.sleep(1.0)  # TensorFlow may have noticed too and be about to raise: its error says more
                 _end_process(str(gone))
@@ -180,17 +211,8 @@ def serve_until_done(lifeline: Lifeline) -> None:
     Raises:
       Gone: when the coordinator died first, or was silent for longer than the grace period.
     """
-    over = threading.Event()
-
-    def ping():
-        while not over.wait(PING):
-            lifeline.say("ping")
-
-    threading.Thread(target=ping, daemon=True).start()
-    try:
+    with kept_alive([lifeline]):
         lifeline.hear("done")
-    finally:
-        over.set()
     with contextlib.suppress(Gone, TimeoutError):
         lifeline.hear("gone", limit=_TEARDOWN)
 

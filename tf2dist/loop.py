@@ -39,6 +39,7 @@ class _Program:
         if isinstance(self.dispatcher, Remote):
             keras3.count_atomically(model.optimizer)
         self.train = self.dispatcher.compile(self.steps)
+        self._pace = Pace()
 
     @classmethod
     def of(cls, model: keras.Model, feed) -> _Program:
@@ -50,6 +51,10 @@ class _Program:
         if known is None or any(a is not b for a, b in zip(known.compiled, compiled, strict=True)):
             known = _programs[model] = cls(model, feed)
         return known
+
+    def pace(self, steps_per_execution: int | None) -> Pace:
+        """A fixed pace, or the one that was found in earlier calls of `fit`."""
+        return self._pace if steps_per_execution is None else Pace(steps_per_execution)
 
     def evaluation(self, feed):
         """A function that returns loss and metrics over every example of `feed`, and can be called again."""
@@ -137,7 +142,7 @@ def fit(
     before = updates(model)
     start = initial_epoch * per_epoch
     iterator = program.dispatcher.stream(feed, start)
-    pace = Pace(steps_per_execution)
+    pace = program.pace(steps_per_execution)
     hooks.on_train_begin()
     logs: dict[str, float] = {}
     for epoch in range(initial_epoch, epochs):

@@ -16,7 +16,7 @@ import time
 from importlib.metadata import PackageNotFoundError, version
 
 from tf2dist.cluster import Cluster, ClusterError, Task
-from tf2dist.lifeline import Lifeline
+from tf2dist.lifeline import Lifeline, kept_alive
 
 LIMIT = 120.0  # seconds that a task waits for the others
 _ANSWER = 10.0  # seconds for an answer to a greeting, on a connection that stands
@@ -54,7 +54,15 @@ def gather(cluster: Cluster, others: list[Task], limit: float = LIMIT) -> list[L
       PreflightError: the first that is missing after `limit` seconds, or disagrees.
     """
     deadline = time.monotonic() + limit
-    lifelines = [_reach(cluster, task, deadline, limit) for task in others]
+    lifelines: list[Lifeline] = []
+    with kept_alive(lifelines):
+        for task in others:
+            lifelines.append(_reach(cluster, task, deadline, limit))
+        # One that ended while the others were waited for may have been started again.
+        while ended := [i for i, line in enumerate(lifelines) if line.ended()]:
+            for i in ended:
+                lifelines[i].close()
+                lifelines[i] = _reach(cluster, lifelines[i].task, deadline, limit)
     for line in lifelines:
         line.say("go")
     return lifelines
@@ -65,25 +73,26 @@ def _reach(cluster: Cluster, task: Task, deadline: float, limit: float) -> Lifel
     host, _, port = address.rpartition(":")
     talk = time.monotonic() + _TALK
     while True:
+        left = max(0.1, deadline - time.monotonic())
         try:
-            connection = socket.create_connection((host.strip("[]"), int(port)), timeout=5)
+            connection = socket.create_connection((host.strip("[]"), int(port)), timeout=min(5.0, left))
         except OSError as error:
             why = "no such host" if isinstance(error, socket.gaierror) else (error.strerror or str(error)).lower()
         else:
             try:
-                connection.settimeout(_ANSWER)
+                connection.settimeout(min(_ANSWER, left))
                 connection.sendall(json.dumps(_greeting(cluster, task)).encode() + b"\n")
                 answer = _read_line(connection)
+                why = "it accepts connections, but does not answer as a task of this job"
             except OSError as error:
                 answer, why = None, f"it accepts connections, but does not answer: {error}"
             if answer == {"ok": True}:
                 return Lifeline(connection, task, address)
             connection.close()
-            if answer is not None:
-                raise PreflightError(f"{task} at {address} {answer.get('error', 'gives an answer of another kind')}")
-            why = "it accepts connections, but does not answer as a task of this job"
+            if isinstance(answer, dict) and "error" in answer:
+                raise PreflightError(f"{task} at {address} {answer['error']}")
         if time.monotonic() > deadline:
-            raise PreflightError(f"{task} at {address} is missing after {limit:.0f} s: {why}")
+            raise PreflightError(f"{task} at {address} is missing after {limit:g} s: {why}")
         if time.monotonic() > talk:
             print(f"{cluster.task} waits for {task} at {address}: {why}", file=sys.stderr, flush=True)
             talk = time.monotonic() + _TALK
@@ -104,7 +113,7 @@ def answer(cluster: Cluster, leader: Task, limit: float = LIMIT) -> Lifeline:
         listener.settimeout(0.5)
         while True:
             if time.monotonic() > deadline:
-                raise PreflightError(f"{cluster.task} waited {limit:.0f} s for {where}, which did not come")
+                raise PreflightError(f"{cluster.task} waited {limit:g} s for {where}, which did not come")
             if time.monotonic() > talk:
                 print(f"{cluster.task} waits for {where}", file=sys.stderr, flush=True)
                 talk = time.monotonic() + _TALK
@@ -130,7 +139,10 @@ def _listen(cluster: Cluster) -> socket.socket:
         return socket.create_server(("", port), backlog=64)
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
-            raise
+            raise ClusterError(
+                f"port {port} of {cluster.task} ({cluster.address()}) cannot be used: {error.strerror or error}; "
+                "give the task another port, in every process of the job"
+            ) from None
         raise ClusterError(
             f"port {port} of {cluster.task} ({cluster.address()}) is in use on this host; stop what listens there "
             "or give the task another port, in every process of the job"
@@ -151,7 +163,7 @@ def _agree(cluster: Cluster, connection: socket.socket, leader: Task, host: str)
         connection.close()
         return None
     if reason:
-        print(f"{cluster.task}: {greeting['from']} came from {host}, but this task {reason}", file=sys.stderr)
+        print(f"{cluster.task}: {greeting.get('from')} came from {host}, but this task {reason}", file=sys.stderr)
         connection.close()
         return None
     return Lifeline(connection, leader, host)
@@ -187,5 +199,5 @@ def _read_line(connection: socket.socket, most: int = 1 << 20):
         received += more
     try:
         return json.loads(received)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None

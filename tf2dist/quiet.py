@@ -41,12 +41,18 @@ def import_tensorflow():
 @contextlib.contextmanager
 def held_back_stderr():
     """Holds file descriptor 2 back; prints what came when the block raises."""
+    if sys.stderr is None:  # the process was started without one
+        yield
+        return
     sys.stderr.flush()
     kept = os.dup(2)
     with tempfile.TemporaryFile() as caught:
         os.dup2(caught.fileno(), 2)
         try:
-            yield
+            try:
+                yield
+            finally:
+                sys.stderr.flush()
         except BaseException:
             os.dup2(kept, 2)
             caught.seek(0)

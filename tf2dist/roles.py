@@ -22,6 +22,8 @@ def role_of(strategy: str, cluster: Cluster | None) -> Role:
     Raises:
       ClusterError: when the strategy and the cluster do not go together.
     """
+    if cluster is not None and cluster.task.job == "evaluator":
+        raise ClusterError("an evaluator task is not supported yet; leave it out of the job")
     if strategy not in ("ps", "multiworker"):
         if cluster is not None and len(cluster.tasks) > 1:
             raise ClusterError(
@@ -34,8 +36,6 @@ def role_of(strategy: str, cluster: Cluster | None) -> Role:
             f"strategy {strategy} needs a cluster, and there is neither TF_CONFIG nor host flags; start one here with "
             f"python -m launch local {'--ps=1 ' if strategy == 'ps' else ''}--workers=2 -- YOUR_SCRIPT"
         )
-    if cluster.task.job == "evaluator":
-        raise ClusterError("an evaluator task is not supported yet; leave it out of the job")
     if strategy == "multiworker":
         if cluster.count("ps"):
             raise ClusterError(
@@ -79,13 +79,14 @@ def serve(cluster: Cluster, limit: float | None = None) -> None:
 
     from tf2dist.quiet import import_tensorflow
 
-    tf = import_tensorflow()
-    options = tf.compat.v1.ConfigProto()
-    if cluster.task.job == "ps":
-        options.device_count["GPU"] = 0  # a ps holds variables in the host's memory
-    server = tf.distribute.Server(
-        cluster.spec, job_name=cluster.task.job, task_index=cluster.task.index, protocol="grpc", config=options
-    )
+    with lifeline.kept_alive([line]):  # on a slow host the import alone can take longer than the grace period
+        tf = import_tensorflow()
+        options = tf.compat.v1.ConfigProto()
+        if cluster.task.job == "ps":
+            options.device_count["GPU"] = 0  # a ps holds variables in the host's memory
+        server = tf.distribute.Server(
+            cluster.spec, job_name=cluster.task.job, task_index=cluster.task.index, protocol="grpc", config=options
+        )
     line.say("ready")
     lifeline.serve_until_done(line)
     del server  # it cannot be stopped; it ends with the process

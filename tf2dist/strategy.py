@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import tensorflow as tf
 
 from tf2dist import devices, keras3
@@ -31,7 +33,7 @@ def make_strategy(name: str, *, replicas: int | None = None, cluster: Cluster | 
     if name == "one":
         return tf.distribute.OneDeviceStrategy(devices.replica_devices(replicas or 1)[0])
     if name == "mirrored":
-        return tf.distribute.MirroredStrategy(devices.replica_devices(replicas, default=2))
+        return _mirrored(*devices.replica_devices(replicas, default=2))
     if name == "central":
         return _central(devices.replica_devices(replicas, default=2))
     assert cluster is not None  # role_of has seen to it
@@ -42,6 +44,13 @@ def make_strategy(name: str, *, replicas: int | None = None, cluster: Cluster | 
         raise ValueError(f"{cluster.task} is a server: it has no strategy; tf2dist.serve runs it")
     devices.hide_gpus()
     return tf.distribute.ParameterServerStrategy(_resolver(cluster, member=cluster.task.job == "chief"))
+
+
+@functools.cache
+def _mirrored(*compute: str) -> tf.distribute.Strategy:
+    """One object for the same devices: a second one would number its collectives from the start again, and these
+    would meet those of the first in the same runtime ("Shape mismatch in the collective instance")."""
+    return tf.distribute.MirroredStrategy(compute)
 
 
 def _central(compute: list[str]) -> tf.distribute.Strategy:

@@ -10,7 +10,7 @@ from absl import flags
 from tf2dist import environments
 from tf2dist.cluster import Cluster
 from tf2dist.names import STRATEGIES
-from tf2dist.roles import Role, role_of
+from tf2dist.roles import Role, leader_of, role_of
 
 _STRATEGY = flags.DEFINE_enum(
     "strategy", None, list(STRATEGIES), "How to train. Default: what the cluster is made for, or 'one' without one."
@@ -28,7 +28,9 @@ flags.DEFINE_alias("task_id", "task_index")
 _LOGDIR = flags.DEFINE_string(
     "logdir", None, "Directory for TensorBoard and the trained model; nothing is written without."
 )
-_SEED = flags.DEFINE_integer("seed", 1, "Of initial weights and of the order of the data.", lower_bound=0)
+_SEED = flags.DEFINE_integer(
+    "seed", 1, "Of initial weights and of the order of the data.", lower_bound=0, upper_bound=2**32 - 1
+)
 _XLA = flags.DEFINE_boolean("xla", False, "Compile each step with XLA.")
 _MIXED_PRECISION = flags.DEFINE_boolean("mixed_precision", False, "Compute in bfloat16, keep weights in float32.")
 _REPORT = flags.DEFINE_string("report", None, "File for one JSON object: what ran, and what came out.")
@@ -64,6 +66,11 @@ class Shared:
         return role_of(self.strategy, self.cluster)
 
     @property
+    def leads(self) -> bool:
+        """Is this the process that prints and writes? One of each job is."""
+        return self.cluster is None or self.cluster.task == leader_of(self.cluster)
+
+    @property
     def layout(self) -> str:
         """The processes in words, as "1 ps, 2 workers"."""
         if self.strategy not in ("ps", "multiworker"):
@@ -94,7 +101,7 @@ def read() -> Shared:
     cluster = cluster or environments.from_environment()
     strategy = _STRATEGY.value or _made_for(cluster)
     if strategy not in ("ps", "multiworker") and _given("ps", "workers"):
-        raise UsageError(f"--ps and --workers are for strategies ps and multiworker, and --strategy is {strategy}")
+        raise UsageError(f"--ps and --workers are for strategies ps and multiworker, and the strategy is {strategy}")
     if strategy == "multiworker" and _given("ps"):
         raise UsageError("--ps is for strategy ps; multiworker has no parameter servers")
     for flag, job in (("ps", "ps"), ("workers", "worker")):

@@ -105,11 +105,15 @@ def _run(train, prepare) -> int:
     if any(a in ("--help", "-help", "-h", "--helpfull") for a in sys.argv[1:]):
         print(f"{sys.modules['__main__'].__doc__ or ''}\n{flags.FLAGS.get_help()}")
         return 0
-    rest = flags.FLAGS(sys.argv)[1:]
+    try:
+        rest = flags.FLAGS(sys.argv)[1:]
+    except flags.UnrecognizedFlagError as error:
+        raise UsageError(f"{str(error).rstrip('. ')}; see --help") from None
     if rest:
         raise UsageError(f"unexpected argument {rest[0]!r}; flags are written --name=value, see --help")
     shared = read()
-    _check_writable(shared)
+    if shared.leads:
+        _check_writable(shared)
     if shared.needs_local_cluster:
         return _launch(shared, prepare(shared))
     role = shared.role
@@ -127,19 +131,24 @@ def _run(train, prepare) -> int:
 def _train(train, shared: Shared, prepared, began: float) -> dict | None:
     """Joins the job and trains; the whole report, in the process that leads."""
     import tf2dist
-    from tf2dist.roles import leader_of
 
-    strategy = tf2dist.join(shared.strategy, replicas=shared.replicas, cluster=shared.cluster)
+    try:
+        strategy = tf2dist.join(shared.strategy, replicas=shared.replicas, cluster=shared.cluster)
+    except ClusterError:
+        raise
+    except ValueError as error:  # more GPUs than there are, say
+        raise UsageError(str(error)) from None
     import keras
 
     keras.utils.set_random_seed(shared.seed)
     if shared.mixed_precision:
         # bfloat16 has float32's range, so no loss has to be scaled; CPUs and GPUs since Ampere compute in it.
         keras.config.set_dtype_policy("mixed_bfloat16")
-    leads = shared.cluster is None or shared.strategy == "one" or shared.cluster.task == leader_of(shared.cluster)
-    run = Run(strategy, shared, leads, began, report=_what_ran(shared, strategy))
+    if shared.logdir and shared.leads:
+        os.makedirs(shared.logdir, exist_ok=True)
+    run = Run(strategy, shared, shared.leads, began, report=_what_ran(shared, strategy))
     outcome = train(run, prepared)
-    return run.report | outcome if leads else None
+    return run.report | outcome if shared.leads else None
 
 
 def _what_ran(shared: Shared, strategy) -> dict:
@@ -186,22 +195,41 @@ def _process_start() -> float:
 
 
 def _check_writable(shared: Shared) -> None:
-    """Finds out before training whether what comes out of it can be written."""
+    """Finds out before training whether what comes out of it can be written; leaves no trace."""
     if shared.report:
-        folder = os.path.dirname(os.path.abspath(shared.report))
-        if not os.path.isdir(folder) or not os.access(folder, os.W_OK) or os.path.isdir(shared.report):
-            raise UsageError(f"--report={shared.report} cannot be written: {folder} must be a writable directory")
+        place = os.path.realpath(shared.report)
+        if os.path.isdir(place):
+            raise UsageError(f"--report={shared.report} is a directory; name a file in it")
+        if not _special(shared.report):
+            _check_folder(f"--report={shared.report}", os.path.dirname(place))
     if shared.logdir:
-        try:
-            os.makedirs(shared.logdir, exist_ok=True)
-            with tempfile.TemporaryFile(dir=shared.logdir):
-                pass
-        except OSError as error:
-            raise UsageError(f"--logdir={shared.logdir} cannot be written: {error.strerror}") from None
+        # It is made when there is something to write: a command that is wrong otherwise leaves nothing behind.
+        place = os.path.realpath(shared.logdir)
+        while not os.path.exists(place):
+            place = os.path.dirname(place)
+        _check_folder(f"--logdir={shared.logdir}", place)
+
+
+def _check_folder(flag: str, folder: str) -> None:
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise UsageError(f"{flag} cannot be written, {folder}: {why}; name a place in a writable directory") from None
+
+
+def _special(path: str) -> bool:
+    """Is it there, but no file that could be replaced: /dev/null, /dev/stdout, a pipe?"""
+    return os.path.exists(path) and not os.path.isfile(path)
 
 
 def write_report(path: str, report: dict) -> None:
     """Writes the report in one piece: a reader finds the old file or the new one, never half of it."""
-    with replacing(path) as (part,), open(part, "w") as file:
-        json.dump(report, file, indent=2)
-        file.write("\n")
+    text = json.dumps(report, indent=2) + "\n"
+    if _special(path):
+        with open(path, "w") as file:
+            file.write(text)
+        return
+    with replacing(os.path.realpath(path)) as (part,), open(part, "w") as file:
+        file.write(text)

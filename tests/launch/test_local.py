@@ -1,0 +1,126 @@
+"""The command line, and the cluster that it makes."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from launch import UsageError, local
+
+
+def launch(*arguments, **kwargs):
+    done = subprocess.run(
+        [sys.executable, "-m", "launch", *arguments], capture_output=True, text=True, timeout=60, check=False, **kwargs
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "tasks"),
+    [
+        ([], ["worker 0"]),
+        (["--workers", "3"], ["worker 0", "worker 1", "worker 2"]),
+        (["--ps=1", "--workers=2"], ["chief 0", "worker 0", "worker 1", "ps 0"]),
+        (["--ps=2", "--no-chief"], ["worker 0", "ps 0", "ps 1"]),
+        (["--chief"], ["chief 0", "worker 0"]),
+    ],
+)
+def test_every_task_gets_its_place_in_the_cluster(run, options, tasks):
+    status, out, err = run("print(os.environ['TF_CONFIG'])", *options)
+    assert (status, err) == (0, "")
+    configs = {line[1:].partition("] ")[0]: json.loads(line.partition("] ")[2]) for line in out.splitlines()}
+    assert sorted(configs) == sorted(tasks)
+    for name, config in configs.items():
+        assert f"{config['task']['type']} {config['task']['index']}" == name
+    [cluster] = {json.dumps(config["cluster"]) for config in configs.values()}
+    addresses = [address for job in json.loads(cluster).values() for address in job]
+    assert len(set(addresses)) == len(tasks)
+    assert all(address.startswith("127.0.0.1:") for address in addresses)
+
+
+def test_the_time_of_the_command_is_handed_down(run):
+    before = time.time()
+    status, out, _ = run("print(os.environ['TF2DIST_LAUNCHED_AT'])")
+    assert status == 0
+    assert before - 0.1 < float(out.split()[-1]) < time.time()
+    assert run("print(os.environ['TF2DIST_LAUNCHED_AT'])", env={"TF2DIST_LAUNCHED_AT": "5.0"})[1].endswith(" 5.0\n")
+
+
+def test_tensorflow_is_told_to_be_quiet_unless_the_user_wants_it_otherwise(run):
+    code = "print(os.environ['TF_CPP_MIN_LOG_LEVEL'], os.environ['GRPC_FAIL_FAST'], os.environ['GRPC_VERBOSITY'])"
+    assert run(code)[1] == "[worker 0] 3 use_caller ERROR\n"
+    assert run(code, env={"TF_CPP_MIN_LOG_LEVEL": "0"})[1] == "[worker 0] 0 use_caller ERROR\n"
+
+
+def test_the_programs_own_arguments_are_left_alone(run):
+    arguments = ("--workers=7", "--", "-h", "", "two words", "ü")
+    _, out, _ = run("print(sys.argv[1:])", arguments=arguments)
+    assert out == f"[worker 0] {list(arguments)}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere"], "there is no launcher 'nowhere'"),
+        (["local"], "no program"),
+        (["local", "--"], "no program"),
+        (["local", "json.tool"], "json.tool"),
+        (["local", "--workers=two", "--", "json.tool"], "invalid int value: 'two'"),
+        (["local", "--workers=0", "--", "json.tool"], "workers is 0; it must be 1 or more"),
+        (["local", "--ps=-1", "--", "json.tool"], "parameter servers is -1; it must be 0 or more"),
+        (["local", "--timeout=-1", "--", "json.tool"], "timeout is -1 s"),
+        (["local", "--timeout=nan", "--", "json.tool"], "timeout is nan s"),
+        (["local", "--wrkers=1", "--", "json.tool"], "--wrkers"),
+        (["local", "--", "no_such_module"], "no module 'no_such_module'"),
+        (["local", "--", "json.no_such_module"], "no module 'json.no_such_module'"),
+        (["local", "--", "json"], "package without a __main__"),
+        (["local", "--", "no_such_script.py"], "no script 'no_such_script.py'"),
+        (["local", "--", "./no_such_script"], "no script './no_such_script'"),
+        (["local", "--", ""], "no module ''"),
+        (["local", "--", "__main__"], "no module '__main__'"),
+    ],
+)
+def test_a_wrong_command_is_answered_in_one_line(arguments, said):
+    status, out, err = launch(*arguments)
+    assert (status, out) == (2, "")
+    assert err.startswith("launch: ")
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_without_a_launcher_there_is_a_short_usage():
+    status, out, err = launch()
+    assert (status, out) == (2, "")
+    assert err.startswith("usage: python -m launch NAME")
+    assert "local" in err
+
+
+def test_help():
+    assert launch("--help")[0] == 0
+    status, out, err = launch("local", "--help")
+    assert (status, err) == (0, "")
+    for option in ("--ps", "--workers", "--chief", "--grace", "--timeout", "MODULE_OR_SCRIPT"):
+        assert option in out
+
+
+def test_a_script_without_a_suffix_is_a_script(tmp_path):
+    (tmp_path / "train").write_text("print('trained')")
+    assert launch("local", "--preload=", "--", "train", cwd=tmp_path) == (0, "[worker 0] trained\n", "")
+
+
+def test_wrong_numbers_are_refused_in_python_too():
+    with pytest.raises(UsageError, match="workers is 0"):
+        local.run(["json.tool"], workers=0)
+
+
+def test_the_launcher_itself_never_imports_tensorflow():
+    code = """
+import sys
+import launch, launch.__main__, launch.local, launch.process, launch.zygote, launch.program
+assert launch.__main__.main(["local", "--preload=", "--", "this"]) == 0
+print([name for name in ("tensorflow", "keras", "numpy", "absl") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"

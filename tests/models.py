@@ -1,0 +1,43 @@
+"""Small models and data for tests, the same in every process that makes them."""
+
+import keras
+import numpy as np
+
+ROWS, FEATURES, CLASSES = 103, 12, 3  # 103 rows: with batches of 16 the last one holds 7, which no 2 divides
+
+
+def data(seed=0):
+    """x f32[103, 12], y i64[103]: learnable."""
+    random = np.random.default_rng(seed)
+    x = random.normal(size=(ROWS, FEATURES)).astype(np.float32)
+    y = np.argmax(x @ random.normal(size=(FEATURES, CLASSES)), axis=1)
+    return x, y
+
+
+def classifier(optimizer, *extra, regularizer=None):
+    """12 -> 8 tanh -> 3, compiled, with seeded weights."""
+    initializers = [keras.initializers.GlorotUniform(seed=i) for i in range(2)]
+    model = keras.Sequential(
+        [
+            keras.Input((FEATURES,)),
+            keras.layers.Dense(8, "tanh", kernel_initializer=initializers[0], kernel_regularizer=regularizer),
+            *extra,
+            keras.layers.Dense(CLASSES, kernel_initializer=initializers[1]),
+        ]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, metrics=["accuracy"])
+    return model
+
+
+def weights(model):
+    """The trained weights as one list of arrays."""
+    return [keras.ops.convert_to_numpy(v) for v in model.trainable_variables]
+
+
+OPTIMIZERS = {
+    "sgd": lambda: keras.optimizers.SGD(0.1),
+    "momentum": lambda: keras.optimizers.SGD(0.05, momentum=0.9),
+    "adam": lambda: keras.optimizers.Adam(0.01),
+    "adagrad": lambda: keras.optimizers.Adagrad(0.1),
+}

@@ -1,0 +1,134 @@
+"""Feeds: every example once a pass, whoever asks for which part of it."""
+
+import numpy as np
+import pytest
+
+ROWS, BATCH = 103, 10
+STEPS = 11
+
+
+@pytest.fixture
+def feed(tf):
+    from tf2dist import Examples
+
+    return Examples((np.arange(ROWS), np.arange(ROWS) * 2), BATCH, seed=5)
+
+
+def labels(batches):
+    return [y.numpy().tolist() for _, y in batches]
+
+
+def test_a_pass_has_every_row_once_in_a_new_order_each_time(feed):
+    from tf2dist.feed import Part
+
+    batches = list(feed.stream(feed.tensors(), Part(), 0).take(2 * STEPS))
+    assert [len(x) for x, _ in batches] == ([BATCH] * 10 + [3]) * 2
+    first, second = (np.concatenate([x for x, _ in batches[i : i + STEPS]]) for i in (0, STEPS))
+    assert sorted(first) == sorted(second) == list(range(ROWS))
+    assert first.tolist() != second.tolist() != list(range(ROWS))
+    assert all((y == 2 * x).numpy().all() for x, y in batches)
+
+
+def test_the_seed_decides_the_order(tf):
+    from tf2dist import Examples
+    from tf2dist.feed import Part
+
+    def order(seed):
+        feed = Examples((np.arange(ROWS),), ROWS, seed=seed)
+        return next(iter(feed.stream(feed.tensors(), Part(), 0)))[0].numpy().tolist()
+
+    assert order(1) == order(1) != order(2)
+
+
+def test_a_stream_goes_on_at_any_step(feed):
+    from tf2dist.feed import Part
+
+    whole = labels(feed.stream(feed.tensors(), Part(), 0).take(30))
+    assert labels(feed.stream(feed.tensors(), Part(), 17).take(13)) == whole[17:]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_asynchronous_workers_take_disjoint_batches(feed, workers):
+    from tf2dist.feed import Part
+
+    streams = [labels(feed.stream(feed.tensors(), Part(), 0, w, workers).take(STEPS)) for w in range(workers)]
+    together = [batch for step in zip(*streams, strict=True) for batch in step]
+    assert together == labels(feed.stream(feed.tensors(), Part(), 0).take(STEPS * workers))
+
+
+@pytest.mark.parametrize("total", [2, 3, 4, 16])
+@pytest.mark.parametrize("kind", ["arrays", "dataset"])
+def test_parts_make_up_the_global_batch(feed, tf, kind, total):
+    """Parts of all replicas, joined, are the batch; shares sum to one; an empty part has share 0."""
+    from tf2dist.feed import Batches, Part
+
+    if kind == "dataset":
+        feed = Batches(tf.data.Dataset.from_tensor_slices(feed.arrays).batch(BATCH))
+        whole = labels(feed.one_pass(feed.local(), Part()))
+        parts = list(feed.one_pass(feed.local(), Part(0, total, total)))
+    else:
+        whole = labels(feed.stream(feed.tensors(), Part(), 0).take(STEPS))
+        parts = list(feed.stream(feed.tensors(), Part(0, total, total), 0).take(STEPS * total))
+    assert len(parts) == STEPS * total
+    for step, expected in enumerate(whole):
+        mine = parts[step * total : (step + 1) * total]
+        joined = [v for (_, y), share in mine if share > 0 for v in y.numpy().tolist()]
+        assert joined == expected
+        assert sum(float(share) for _, share in mine) == pytest.approx(1.0)
+        for (x, _), share in mine:
+            assert len(x) >= 1
+            assert float(share) == pytest.approx(len(x) / len(expected)) or float(share) == 0.0
+
+
+def test_peers_hold_the_parts_that_one_process_would(feed):
+    from tf2dist.feed import Part
+
+    together = list(feed.stream(feed.tensors(), Part(0, 4, 4), 0).take(4 * STEPS))
+    peers = [list(feed.stream(feed.tensors(), Part(2 * p, 2, 4), 0).take(2 * STEPS)) for p in range(2)]
+    for step in range(STEPS):
+        mine = [e for peer in peers for e in peer[2 * step : 2 * step + 2]]
+        theirs = together[4 * step : 4 * step + 4]
+        for ((x, _), share), ((x2, _), share2) in zip(mine, theirs, strict=True):
+            assert x.numpy().tolist() == x2.numpy().tolist()
+            assert share == share2
+
+
+@pytest.mark.parametrize("shards", [1, 2, 5, 11])
+@pytest.mark.parametrize("kind", ["arrays", "dataset"])
+def test_shards_of_a_pass_hold_every_row_once(feed, tf, kind, shards):
+    from tf2dist.feed import Batches, Part
+
+    if kind == "dataset":
+        feed = Batches(tf.data.Dataset.from_tensor_slices(feed.arrays).batch(BATCH))
+    held = feed.tensors()  # as on a remote worker, also for the dataset: through its serialized graph
+    rows = [x for s in range(shards) for batch in feed.one_pass(held, Part(), s, shards) for x in batch[0].numpy()]
+    assert sorted(rows) == list(range(ROWS))
+
+
+def test_transform_runs_on_batches(tf):
+    from tf2dist import Examples
+    from tf2dist.feed import Part
+
+    pixels = np.arange(24, dtype=np.uint8).reshape(6, 4)
+    feed = Examples((pixels, np.arange(6)), 4, shuffle=False, transform=lambda x, y: (tf.cast(x, tf.float32) / 2, y))
+    assert feed.spec()[0].dtype == tf.float32
+    assert feed.spec()[0].shape.as_list() == [None, 4]
+    first, _ = next(iter(feed.stream(feed.tensors(), Part(), 0)))
+    np.testing.assert_array_equal(first, pixels[:4] / 2)
+
+
+def test_a_dataset_that_calls_python_cannot_travel(tf):
+    from tf2dist.feed import Batches
+
+    calls = tf.data.Dataset.range(3).map(lambda v: tf.numpy_function(lambda a: a, [v], tf.int64))
+    with pytest.raises(ValueError, match="calls Python"):
+        Batches(calls).tensors()
+
+
+def test_data_of_another_kind(tf):
+    from tf2dist.feed import as_feed
+
+    with pytest.raises(ValueError, match="found dict"):
+        as_feed({"x": 1})
+    with pytest.raises(ValueError, match="batched already"):
+        as_feed(tf.data.Dataset.range(3), batch_size=2)

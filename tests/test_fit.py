@@ -1,0 +1,254 @@
+"""`fit` and `evaluate` on the strategies of one process: exact numbers, Keras's meaning, callbacks, errors."""
+
+import keras
+import numpy as np
+import pytest
+
+import tf2dist
+from tests.models import OPTIMIZERS, ROWS, classifier, data, weights
+
+BATCH = 16
+STEPS = -(-ROWS // BATCH)
+
+
+def fitted(strategy, optimizer="adam", *extra, epochs=3, regularizer=None, **kwargs):
+    with strategy.scope():
+        model = classifier(OPTIMIZERS[optimizer](), *extra, regularizer=regularizer)
+    kwargs = {"batch_size": BATCH, "seed": 3} | kwargs
+    history = tf2dist.fit(model, kwargs.pop("data", data()), epochs=epochs, verbose=0, **kwargs)
+    return model, history.history
+
+
+def plain_loop(tf, batches, learning_rate=0.1):
+    """A hand-written TensorFlow loop of the same network, without Keras's layers, losses or optimizers."""
+    k1, b1, k2, b2 = [tf.Variable(w) for w in weights(classifier(OPTIMIZERS["sgd"]()))]
+    losses = []
+    for x, y in batches:
+        with tf.GradientTape() as tape:
+            logits = tf.tanh(x @ k1 + b1) @ k2 + b2
+            each = tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits)
+            loss = tf.reduce_mean(each)
+        for v, g in zip((k1, b1, k2, b2), tape.gradient(loss, (k1, b1, k2, b2)), strict=True):
+            v.assign_sub(learning_rate * g)
+        losses += each.numpy().tolist()
+    return [v.numpy() for v in (k1, b1, k2, b2)], losses
+
+
+def test_equals_a_plain_tensorflow_loop(strategy, tf):
+    x, y = data()
+    once = [(x[i : i + BATCH], y[i : i + BATCH]) for i in range(0, ROWS, BATCH)]
+    expected, losses = plain_loop(tf, once * 3)
+    model, history = fitted(strategy, "sgd", shuffle=False)
+    for ours, theirs in zip(weights(model), expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(history["loss"][-1], np.mean(losses[-ROWS:]), rtol=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(("name", "replicas"), [("mirrored", 2), ("central", 2), ("central", 3)])
+def test_replicas_equal_one_device(tf, name, replicas, optimizer):
+    """The last batch of a pass has 7 rows: 2 replicas hold 3 and 4, 3 replicas 2, 2 and 3.
+
+    (A process has one size of collective group: TensorFlow cannot have 2 and 3 mirrored replicas in one.)
+    """
+    expected, history = fitted(tf2dist.make_strategy("one"), optimizer)
+    model, ours = fitted(tf2dist.make_strategy(name, replicas=replicas), optimizer)
+    for a, b in zip(weights(model), weights(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
+    np.testing.assert_allclose(ours["loss"], history["loss"], rtol=1e-5)
+    assert ours["accuracy"] == history["accuracy"]
+
+
+def test_fewer_rows_than_replicas(tf):
+    """A batch of 2 rows on 4 replicas: two of them have nothing of their own to do, and do no harm."""
+    few = tuple(a[:2] for a in data())
+    expected, _ = fitted(tf2dist.make_strategy("one"), "sgd", data=few)
+    model, history = fitted(tf2dist.make_strategy("central", replicas=4), "sgd", data=few)
+    for a, b in zip(weights(model), weights(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    assert history["accuracy"][0] in (0.0, 0.5, 1.0)
+
+
+def test_equals_keras(tf):
+    """Against `keras.Model.fit` on one device, where it works: the same weights and the same history."""
+    x, y = data()
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
+    theirs = classifier(OPTIMIZERS["adam"](), regularizer=keras.regularizers.L2(0.01))
+    expected = theirs.fit(dataset, epochs=3, verbose=0, validation_data=dataset).history
+    model, history = fitted(
+        tf2dist.make_strategy("one"),
+        regularizer=keras.regularizers.L2(0.01),
+        data=dataset,
+        batch_size=None,
+        validation_data=dataset,
+    )
+    assert history.keys() == expected.keys()
+    for name in expected:
+        np.testing.assert_allclose(history[name], expected[name], rtol=1e-4)
+    for a, b in zip(weights(model), weights(theirs), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_updates_and_examples_are_counted_exactly(strategy):
+    seen = []
+
+    class Count(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            seen.append(batch)
+
+    model, history = fitted(strategy, "adam", callbacks=[Count()], epochs=4, steps_per_execution=3)
+    assert tf2dist.updates(model) == 4 * STEPS
+    assert seen == [2, 5, 6] * 4  # the last step of each execution
+    assert len(history["loss"]) == 4
+    correct = np.array(history["accuracy"]) * ROWS
+    np.testing.assert_allclose(correct, np.round(correct), atol=1e-3)
+
+
+def test_steps_per_epoch_goes_on_through_the_data(strategy):
+    model, history = fitted(strategy, epochs=5, steps_per_epoch=3)
+    assert tf2dist.updates(model) == 15
+    assert len(history["loss"]) == 5
+
+
+def test_evaluate_counts_every_example_once(strategy, tf):
+    x, y = data()
+    model, _ = fitted(strategy)
+    logits = keras.ops.convert_to_numpy(model(x))
+    logs = tf2dist.evaluate(model, (x, y), batch_size=BATCH)
+    assert round(logs["accuracy"] * ROWS) == (logits.argmax(1) == y).sum()
+    each = tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits).numpy()
+    np.testing.assert_allclose(logs["loss"], each.mean(), rtol=1e-5)
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
+    assert tf2dist.evaluate(model, dataset) == pytest.approx(logs, rel=1e-5)
+
+
+def test_dataset_of_global_batches(strategy, tf):
+    """The strategies cut a dataset's batches as they cut arrays."""
+    x, y = data()
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
+    expected, _ = fitted(strategy, "sgd", shuffle=False)
+    model, _ = fitted(strategy, "sgd", data=dataset, batch_size=None)
+    for a, b in zip(weights(model), weights(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_dataset_of_unknown_size(strategy, tf):
+    x, y = data()
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).filter(lambda x, y: True).batch(BATCH)
+    model, _ = fitted(strategy, data=dataset, batch_size=None, epochs=2)
+    assert tf2dist.updates(model) == 2 * STEPS
+
+
+def test_sample_weights(strategy, tf):
+    """A weight of zero takes an example out of the loss, as in Keras."""
+    x, y = data()
+    weight = (np.arange(ROWS) % 3).astype(np.float32)
+    theirs = classifier(OPTIMIZERS["sgd"]())
+    theirs.fit(tf.data.Dataset.from_tensor_slices((x, y, weight)).batch(BATCH), epochs=2, verbose=0)
+    model, _ = fitted(strategy, "sgd", data=(x, y, weight), shuffle=False, epochs=2)
+    for a, b in zip(weights(model), weights(theirs), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_layers_with_state(strategy):
+    """Dropout and BatchNormalization, whose state is updated inside of the replicas."""
+    extra = keras.layers.BatchNormalization(), keras.layers.Dropout(0.2)
+    model, history = fitted(strategy, "adam", *extra, epochs=8)
+    assert history["loss"][-1] < history["loss"][0]
+    moved = [keras.ops.convert_to_numpy(v) for v in model.non_trainable_variables if "moving_mean" in v.path]
+    assert np.abs(moved[0]).max() > 0
+
+
+def test_xla(tf):
+    for name in ("one", "mirrored"):
+        strategy = tf2dist.make_strategy(name)
+        expected, _ = fitted(strategy, "sgd")
+        with strategy.scope():
+            model = classifier(OPTIMIZERS["sgd"]())
+            model.compile("sgd", model.loss, metrics=["accuracy"], jit_compile=True)
+            model.optimizer.learning_rate = 0.1
+        tf2dist.fit(model, data(), batch_size=BATCH, seed=3, epochs=3, verbose=0)
+        for a, b in zip(weights(model), weights(expected), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_xla_is_refused_where_variables_are_elsewhere(tf):
+    strategy = tf2dist.make_strategy("central", replicas=2)
+    with strategy.scope():
+        model = classifier(OPTIMIZERS["sgd"]())
+        model.compile("sgd", model.loss, jit_compile=True)
+    with pytest.raises(ValueError, match="jit_compile"):
+        tf2dist.fit(model, data())
+
+
+def test_a_callback_stops_training(strategy):
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.stop_training = batch >= 2
+
+    model, history = fitted(strategy, callbacks=[Stop()], epochs=5, steps_per_execution=1)
+    assert tf2dist.updates(model) == 3
+    assert len(history["loss"]) == 1
+
+
+def test_logs_of_batches_are_those_of_the_epoch_so_far(strategy):
+    logs_seen = []
+
+    class See(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            logs_seen.append(dict(logs))
+
+    _, history = fitted(strategy, callbacks=[See()], epochs=1, steps_per_execution=2)
+    assert len(logs_seen) == 4
+    assert logs_seen[-1] == pytest.approx({name: values[0] for name, values in history.items()})
+
+
+def test_fit_goes_on_where_it_was_told_to(strategy):
+    """Two fits of 2 epochs each see the same batches as one fit of 4."""
+    expected, _ = fitted(strategy, "sgd", epochs=4)
+    with strategy.scope():
+        model = classifier(OPTIMIZERS["sgd"]())
+    for first, last in ((0, 2), (2, 4)):
+        tf2dist.fit(model, data(), batch_size=BATCH, seed=3, initial_epoch=first, epochs=last, verbose=0)
+    assert tf2dist.updates(model) == 4 * STEPS
+    for a, b in zip(weights(model), weights(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_a_model_compiled_anew_is_trained_by_its_new_optimizer(strategy):
+    model, _ = fitted(strategy, "sgd", epochs=1)
+    before = weights(model)
+    with strategy.scope():
+        model.compile(keras.optimizers.SGD(0.0), model.loss)
+    tf2dist.fit(model, data(), batch_size=BATCH, verbose=0)
+    for a, b in zip(weights(model), before, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert tf2dist.updates(model) == STEPS
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"data": (np.zeros((0, 12), np.float32), np.zeros(0, np.int64))}, "empty"),
+        ({"data": (np.zeros((4, 12), np.float32), np.zeros(5, np.int64))}, r"same number of rows, found \[4, 5\]"),
+        ({"data": "rows"}, "found str"),
+        ({"batch_size": 0}, "batch_size must be at least 1, found 0"),
+        ({"steps_per_execution": 0}, "steps_per_execution must be at least 1, found 0"),
+    ],
+)
+def test_wrong_arguments(tf, change, message):
+    with pytest.raises(ValueError, match=message):
+        fitted(tf2dist.make_strategy("one"), **change)
+
+
+def test_a_model_that_is_not_compiled(tf):
+    with pytest.raises(ValueError, match="not compiled"):
+        tf2dist.fit(keras.Sequential([keras.Input((12,)), keras.layers.Dense(3)]), data())
+
+
+def test_an_endless_dataset_needs_a_length(tf):
+    dataset = tf.data.Dataset.from_tensor_slices(data()).batch(BATCH).repeat()
+    with pytest.raises(ValueError, match="steps_per_epoch"):
+        fitted(tf2dist.make_strategy("one"), data=dataset, batch_size=None)
+    model, _ = fitted(tf2dist.make_strategy("one"), data=dataset, batch_size=None, steps_per_epoch=4, epochs=2)
+    assert tf2dist.updates(model) == 8

@@ -1,0 +1,445 @@
+import errno
+import json
+import socket
+import subprocess
+import sys
+import threading
+from concurrent.futures import Future
+
+import pytest
+
+from launch import ports
+from tf2dist import lifeline, preflight
+from tf2dist.cluster import Cluster, ClusterError, Task
+from tf2dist.lifeline import serve_until_done
+from tf2dist.preflight import PreflightError, answer, check_port, gather
+
+DEADLINE = 20.0  # seconds; for what takes milliseconds on a machine that is not busy
+SHORT = 0.3  # seconds that are to run out
+CHIEF, PS, WORKER0, WORKER1 = Task("chief", 0), Task("ps", 0), Task("worker", 0), Task("worker", 1)
+HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"  # how a gRPC client begins
+SETTINGS = b"\0\0\x12\4\0\0\0\0\0\0\3\0\0\0\x64\0\4\0\1\0\0\0\5\0\0\x40\0"  # how a gRPC server answers
+pytestmark = pytest.mark.timeout(90)
+
+
+@pytest.fixture
+def cluster():
+    """A chief, a ps and two workers on ports that nobody else gets, seen by the chief."""
+    with ports.hold(4) as held:
+        at = [f"127.0.0.1:{port}" for port in held]
+        yield Cluster({"chief": (at[0],), "ps": (at[1],), "worker": (at[2], at[3])}, CHIEF)
+
+
+def background(function, *args, **kwargs):
+    """Calls a function in a thread; its future."""
+    future: Future = Future()
+
+    def call():
+        try:
+            future.set_result(function(*args, **kwargs))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=call, daemon=True).start()
+    return future
+
+
+def follow(cluster, task, limit=DEADLINE):
+    """A task that waits for the leader."""
+    return background(answer, cluster.at(task), CHIEF, limit)
+
+
+def greeting(cluster, to):
+    return json.dumps(preflight._greeting(cluster, to)).encode() + b"\n"
+
+
+def call(cluster, task):
+    """A connection to a task, as soon as it listens."""
+    while True:
+        try:
+            return socket.create_connection(("127.0.0.1", cluster.port(task)), timeout=DEADLINE)
+        except ConnectionRefusedError:
+            pass
+
+
+@pytest.fixture
+def failed_to_connect(monkeypatch):
+    """An event: somebody has tried to connect where nobody listens."""
+    event = threading.Event()
+    create = socket.create_connection
+
+    def noted(*args, **kwargs):
+        try:
+            return create(*args, **kwargs)
+        except OSError:
+            event.set()
+            raise
+
+    monkeypatch.setattr(socket, "create_connection", noted)
+    return event
+
+
+class Stranger:
+    """Something else that listens at the address of a task, and says the same to everyone who connects."""
+
+    def __init__(self, port, says=b"", *, ends=False):
+        self._server = socket.create_server(("127.0.0.1", port))
+        self._says, self._ends = says, ends
+        self._connections = []
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self):
+        while True:
+            try:
+                connection, _ = self._server.accept()
+            except OSError:
+                return
+            connection.sendall(self._says)
+            if self._ends:
+                connection.close()
+            self._connections.append(connection)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+        for connection in self._connections:
+            connection.close()
+
+
+def agreed(cluster, lines, following):
+    """Asserts that the leader's lines lead to these followers, in their order."""
+    assert [line.task for line in lines] == list(following)
+    for line, follower in zip(lines, following.values(), strict=True):
+        other = follower.result(DEADLINE)
+        assert other.task == CHIEF
+        line.say("there")
+        other.say("back")
+        assert (other.hear("there", limit=DEADLINE), line.hear("back", limit=DEADLINE)) == ("there", "back")
+        assert line.address == cluster.address(line.task)
+        line.close()
+        other.close()
+
+
+def test_the_leader_comes_last(cluster):
+    following = {task: follow(cluster, task) for task in (PS, WORKER0, WORKER1)}
+    for task in following:
+        call(cluster, task).close()  # a stranger who only looks whether somebody is there
+    agreed(cluster, gather(cluster, list(following), DEADLINE), following)
+
+
+def test_the_leader_comes_first(cluster, failed_to_connect):
+    gathering = background(gather, cluster, [PS, WORKER0, WORKER1], DEADLINE)
+    assert failed_to_connect.wait(DEADLINE)
+    following = {task: follow(cluster, task) for task in (PS, WORKER0, WORKER1)}
+    agreed(cluster, gathering.result(DEADLINE), following)
+
+
+def test_nobody_starts_before_all_are_there(cluster, failed_to_connect):
+    early = follow(cluster, PS)
+    gathering = background(gather, cluster, [PS, WORKER0], DEADLINE)
+    assert failed_to_connect.wait(DEADLINE)  # so the ps was found
+    with pytest.raises(TimeoutError):
+        early.result(timeout=0.2)
+    following = {PS: early, WORKER0: follow(cluster, WORKER0)}
+    agreed(cluster, gathering.result(DEADLINE), following)
+
+
+def test_a_job_of_one(cluster):
+    assert gather(cluster, [], SHORT) == []
+
+
+def test_the_port_is_free_for_tensorflow_afterwards(cluster):
+    following = follow(cluster, PS)
+    lines = gather(cluster, [PS], DEADLINE)
+    line = following.result(DEADLINE)
+    with socket.create_server(("", cluster.port(PS))):
+        pass
+    lines[0].close()
+    line.close()
+
+
+def test_another_cluster(cluster, capfd):
+    other = Cluster({**cluster.jobs, "ps": (*cluster.jobs["ps"], "127.0.0.1:1")}, PS)
+    following = background(answer, other, CHIEF, DEADLINE)
+    with pytest.raises(PreflightError) as caught:
+        gather(cluster, [PS], DEADLINE)
+    said = str(caught.value)
+    assert said.startswith(f"ps 0 at {cluster.address(PS)} was started with another cluster: ")
+    assert str(other.spec) in said
+    assert str(cluster.spec) in said
+    # The task goes on waiting: the right leader may be still to come.
+    agreed(cluster, gather(other.at(CHIEF), [PS], DEADLINE), {PS: following})
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.startswith("ps 0: chief 0 came from ")
+    assert "was started with another cluster" in err
+    assert err.count("\n") == 1
+
+
+def test_a_task_that_was_started_as_another(cluster):
+    jobs = {**cluster.jobs, "worker": cluster.jobs["worker"][::-1]}
+    follow(Cluster(jobs, CHIEF), WORKER1)  # listens where the others take worker 0 to be
+    with pytest.raises(PreflightError) as caught:
+        gather(cluster, [WORKER0], DEADLINE)
+    where = cluster.address(WORKER0)
+    assert str(caught.value) == f"worker 0 at {where} was started as worker 1, and is taken for worker 0"
+
+
+def test_other_versions(cluster, monkeypatch):
+    def versions():
+        mine = threading.current_thread() is threading.main_thread()
+        return {"tensorflow": "2.21.0" if mine else "2.20.0", "keras": "3.15.1"}
+
+    monkeypatch.setattr(preflight, "_versions", versions)
+    follow(cluster, PS)
+    with pytest.raises(
+        PreflightError, match=rf"ps 0 at {cluster.address(PS)} has other versions: .*2\.20\.0.*2\.21\.0"
+    ):
+        gather(cluster, [PS], DEADLINE)
+
+
+def test_versions_are_those_that_are_installed():
+    import importlib.metadata
+
+    assert preflight._versions() == {name: importlib.metadata.version(name) for name in ("tensorflow", "keras")}
+
+
+def test_a_missing_task(cluster):
+    follow(cluster, PS)
+    with pytest.raises(PreflightError) as caught:
+        gather(cluster, [PS, WORKER0, WORKER1], SHORT)
+    assert str(caught.value) == f"worker 0 at {cluster.address(WORKER0)} is missing after 0.3 s: connection refused"
+
+
+def test_a_host_that_is_not_known(cluster, monkeypatch):
+    def unknown(*args, **kwargs):
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "create_connection", unknown)
+    with pytest.raises(PreflightError, match=r"ps 0 at .* is missing after 0\.3 s: no such host"):
+        gather(cluster, [PS], SHORT)
+
+
+def test_a_missing_leader(cluster):
+    with pytest.raises(PreflightError) as caught:
+        answer(cluster.at(PS), CHIEF, SHORT)
+    assert str(caught.value) == f"ps 0 waited 0.3 s for chief 0 at {cluster.address(CHIEF)}, which did not come"
+
+
+def test_both_say_for_whom_they_wait(cluster, monkeypatch, capfd):
+    monkeypatch.setattr(preflight, "_TALK", 0.0)
+    with pytest.raises(PreflightError):
+        gather(cluster, [WORKER1], SHORT)
+    said = f"chief 0 waits for worker 1 at {cluster.address(WORKER1)}: connection refused"
+    assert set(capfd.readouterr().err.splitlines()) == {said}
+    with pytest.raises(PreflightError):
+        answer(cluster.at(PS), CHIEF, SHORT)
+    said = f"ps 0 waits for chief 0 at {cluster.address(CHIEF)}"
+    assert set(capfd.readouterr().err.splitlines()) == {said}
+
+
+STRANGE = {
+    "says nothing": b"",
+    "garbage": b"\xff\0\x80garbage",
+    "http": b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n",
+    "grpc server": SETTINGS,
+    "grpc client": HTTP2,
+    "a number": b"42\n",
+    "a list": b"[]\n",
+    "a string": b'"ok"\n',
+    "null": b"null\n",
+    "an empty object": b"{}\n",
+    "not ok": b'{"ok": false}\n',
+    "nested": b"[" * 100_000 + b"\n",
+}
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["stays", "ends"])
+@pytest.mark.parametrize("says", STRANGE.values(), ids=STRANGE.keys())
+def test_something_else_listens_at_the_address(cluster, says, ends):
+    with Stranger(cluster.port(PS), says, ends=ends), pytest.raises(PreflightError) as caught:
+        gather(cluster, [PS], SHORT)
+    said = str(caught.value)
+    assert said.startswith(f"ps 0 at {cluster.address(PS)} is missing after 0.3 s: ")
+    assert "accepts connections, but does not answer" in said or "reset" in said
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["stays", "ends"])
+@pytest.mark.parametrize("says", STRANGE.values(), ids=STRANGE.keys())
+def test_somebody_else_calls_a_waiting_task(cluster, says, ends, monkeypatch):
+    monkeypatch.setattr(preflight, "_ANSWER", 0.2)
+    following = {PS: follow(cluster, PS)}
+    with call(cluster, PS) as stranger:
+        stranger.sendall(says)
+        if ends:
+            stranger.close()
+        agreed(cluster, gather(cluster, [PS], DEADLINE), following)
+
+
+def test_a_greeting_with_nothing_in_it(cluster, capfd):
+    following = {PS: follow(cluster, PS)}
+    with call(cluster, PS) as stranger:
+        stranger.sendall(b'{"tf2dist": 1}\n')
+        assert "error" in json.loads(stranger.makefile().readline())
+        agreed(cluster, gather(cluster, [PS], DEADLINE), following)
+    assert "taken for None" in capfd.readouterr().err
+
+
+def test_a_greeting_in_pieces(cluster):
+    following = follow(cluster, PS)
+    with call(cluster, PS) as leader:
+        for byte in greeting(cluster, PS):
+            leader.sendall(bytes([byte]))
+        assert json.loads(leader.makefile().readline()) == {"ok": True}
+        leader.sendall(b"g")
+        leader.sendall(b"o\n")
+        following.result(DEADLINE).close()
+
+
+def test_a_leader_that_ends_before_it_said_go_may_come_again(cluster):
+    following = {PS: follow(cluster, PS)}
+    for _ in range(2):
+        with call(cluster, PS) as leader:
+            leader.sendall(greeting(cluster, PS))
+            assert json.loads(leader.makefile().readline()) == {"ok": True}
+    agreed(cluster, gather(cluster, [PS], DEADLINE), following)
+
+
+def test_a_leader_that_never_says_go(cluster):
+    following = follow(cluster, PS, limit=SHORT)
+    with call(cluster, PS) as leader:
+        leader.sendall(greeting(cluster, PS))
+        with pytest.raises(PreflightError, match=r"ps 0 waited 0\.3 s for chief 0"):
+            following.result(DEADLINE)
+
+
+class ByHand:
+    """A task that is played by the test: found by the leader, and then waiting for its word."""
+
+    def __init__(self, cluster, task):
+        with socket.create_server(("127.0.0.1", cluster.port(task))) as server:
+            server.settimeout(DEADLINE)
+            self.connection, _ = server.accept()
+        self.connection.settimeout(DEADLINE)
+        self.lines = self.connection.makefile("rb")
+        assert json.loads(self.lines.readline())["to"] == str(task)
+        self.connection.sendall(b'{"ok": true}\n')
+
+    def next(self):
+        return self.lines.readline().decode().strip()
+
+    def end(self):
+        self.lines.close()
+        self.connection.close()
+
+
+def test_a_task_that_ends_while_others_are_waited_for_may_come_again(cluster, failed_to_connect):
+    gathering = background(gather, cluster, [PS, WORKER0], DEADLINE)
+    ByHand(cluster, PS).end()
+    failed_to_connect.clear()
+    assert failed_to_connect.wait(DEADLINE)  # the leader has gone on to worker 0
+    following = {task: follow(cluster, task) for task in (PS, WORKER0)}
+    agreed(cluster, gathering.result(DEADLINE), following)
+
+
+def test_a_task_that_ends_while_others_are_waited_for_and_stays_away(cluster, failed_to_connect):
+    gathering = background(gather, cluster, [PS, WORKER0], 2.0)
+    ByHand(cluster, PS).end()
+    failed_to_connect.clear()
+    assert failed_to_connect.wait(DEADLINE)
+    follow(cluster, WORKER0)
+    with pytest.raises(
+        PreflightError, match=rf"ps 0 at {cluster.address(PS)} is missing after 2 s: connection refused"
+    ):
+        gathering.result(DEADLINE)
+
+
+def test_tasks_that_were_found_hear_signs_of_life_while_others_are_waited_for(cluster, monkeypatch):
+    # The limit of the wait is longer than the grace period: without them the first would think the leader gone.
+    monkeypatch.setattr(lifeline, "PING", 0.01)
+    gathering = background(gather, cluster, [PS, WORKER0], DEADLINE)
+    early = ByHand(cluster, PS)
+    assert [early.next() for _ in range(3)] == ["ping"] * 3
+    following = follow(cluster, WORKER0)
+    lines = gathering.result(DEADLINE)
+    while (word := early.next()) == "ping":
+        pass
+    assert word == "go"
+    early.end()
+    for line in (*lines, following.result(DEADLINE)):
+        line.close()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", *["::"] * socket.has_dualstack_ipv6()])
+def test_a_port_in_use(cluster, host):
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    port, address = cluster.port(PS), cluster.address(PS)
+    with socket.create_server((host, port), family=family, dualstack_ipv6=family == socket.AF_INET6):
+        for check in (lambda: check_port(cluster.at(PS)), lambda: answer(cluster.at(PS), CHIEF, DEADLINE)):
+            with pytest.raises(ClusterError, match=rf"port {port} of ps 0 \({address}\) is in use") as caught:
+                check()
+            assert "\n" not in str(caught.value)
+    check_port(cluster.at(PS))
+
+
+def test_the_same_task_started_twice(cluster):
+    first = follow(cluster, PS)
+    call(cluster, PS).close()
+    with pytest.raises(ClusterError, match="is in use on this host"):
+        answer(cluster.at(PS), CHIEF, DEADLINE)
+    agreed(cluster, gather(cluster, [PS], DEADLINE), {PS: first})
+
+
+def test_a_port_that_this_user_may_not_use(cluster, monkeypatch):
+    def refused(*args, **kwargs):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(socket, "create_server", refused)
+    with pytest.raises(ClusterError, match=rf"port {cluster.port()} of chief 0 .* cannot be used: Permission denied"):
+        check_port(cluster)
+
+
+@pytest.mark.parametrize("host", ["localhost", *["[::1]"] * socket.has_dualstack_ipv6()])
+def test_other_ways_to_write_the_host(cluster, host):
+    jobs = {job: tuple(a.replace("127.0.0.1", host) for a in addresses) for job, addresses in cluster.jobs.items()}
+    cluster = Cluster(jobs, CHIEF)
+    following = {PS: follow(cluster, PS)}
+    agreed(cluster, gather(cluster, [PS], DEADLINE), following)
+
+
+def test_from_preflight_to_the_end_with_real_processes(cluster):
+    code = """
+import sys
+from tf2dist import lifeline, preflight, roles
+from tf2dist.cluster import Cluster
+cluster = Cluster.from_tf_config(sys.argv[1])
+line = preflight.answer(cluster, roles.leader_of(cluster), 20)
+line.say("ready")
+lifeline.serve_until_done(line)
+"""
+    tasks = [PS, WORKER0, WORKER1]
+    processes = [subprocess.Popen([sys.executable, "-c", code, cluster.at(task).to_tf_config()]) for task in tasks]
+    try:
+        leader = lifeline.Lead(gather(cluster, tasks, DEADLINE), fatal=lambda lost: False)
+        leader.wait_ready(DEADLINE)
+        leader.end(together=False)
+        for line in leader.lifelines:
+            line._socket.shutdown(socket.SHUT_RDWR)  # as when this process ends
+        assert [process.wait(DEADLINE) for process in processes] == [0, 0, 0]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def test_an_agreed_line_serves_until_done(cluster):
+    following = follow(cluster, PS)
+    [line] = gather(cluster, [PS], DEADLINE)
+    serving = background(serve_until_done, following.result(DEADLINE))
+    line.say("done")
+    line.close()
+    serving.result(DEADLINE)
