@@ -64,10 +64,7 @@ def ended(monkeypatch):
     monkeypatch.setattr(lifeline, "time", SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: None))
     yield said
     # The connections have ended, and with them all that hear; none must be left that could end this process.
-    for thread in threading.enumerate():
-        if "_listen" in thread.name:
-            thread.join(DEADLINE)
-            assert not thread.is_alive()
+    nobody_listens()
 
 
 @pytest.fixture
@@ -101,6 +98,14 @@ def stays(future, seconds=0.2):
     except TimeoutError:
         return True
     return False
+
+
+def nobody_listens():
+    """Waits for the ends of the threads of leaders and followers, all of whose connections have ended."""
+    for thread in threading.enumerate():
+        if "_listen" in thread.name:
+            thread.join(DEADLINE)
+            assert not thread.is_alive()
 
 
 class TestLifeline:
@@ -295,7 +300,7 @@ class TestLead:
         ending.result(DEADLINE)
         assert [first.next(), second.next()] == ["done", "done"]
 
-    def test_a_lost_task_that_the_job_can_do_without(self, connect, ended):
+    def test_a_lost_task_that_the_job_can_do_without(self, connect, ended, capfd):
         lines = [connect("worker", 0), connect("worker", 1)]
         asked: Future = Future()
 
@@ -309,8 +314,12 @@ class TestLead:
         lines[1][1].say("bye")
         background(leader.end, together=True).result(DEADLINE)
         assert lines[1][1].next() == "done"
-        assert leader.lost == [Task("worker", 0)]
+        lost = "worker 0 at worker0:2222 is gone: it ended before the job was done"
+        assert (leader.lost, leader.first_loss) == ([Task("worker", 0)], lost)
         assert not ended.done()
+        lines[1][1].end()
+        nobody_listens()
+        assert capfd.readouterr().err == f"tf2dist: {lost}; the job goes on without it\n"
 
     def test_a_lost_task_that_the_job_cannot_do_without(self, connect, ended):
         lines = [connect("ps", 0), connect("worker", 0)]
@@ -344,10 +353,8 @@ class TestLead:
         leader.end(together=False)
         for _, other in lines:
             other.end()
-        for thread in threading.enumerate():
-            if "_listen" in thread.name:
-                thread.join(DEADLINE)
-        assert leader.lost == []
+        nobody_listens()
+        assert (leader.lost, leader.first_loss) == ([], "")
         assert not ended.done()
 
 
@@ -371,9 +378,11 @@ class TestFollow:
 
     def test_ends_when_the_leader_has(self, connect, ended):
         line, other = connect("worker", 0)
-        Follow(line)
+        follow = Follow(line)
+        assert follow.first_loss == ""
         other.end()
         assert ended.result(DEADLINE) == "worker 0 at worker0:2222 is gone: it ended before the job was done"
+        assert follow.first_loss == ended.result()
 
     def test_ends_when_the_leader_ends_while_it_is_waited_for(self, connect, ended):
         line, other = connect("worker", 0)

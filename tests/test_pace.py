@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 
 from tf2dist import pace
@@ -28,7 +30,7 @@ def test_the_first_execution_is_one_step_and_says_nothing():
 
 def test_grows_at_most_twofold_to_the_time_it_aims_at():
     chosen = settled(0.001)
-    assert all(after <= 2 * before for before, after in zip(chosen, chosen[1:], strict=False))
+    assert all(after <= 2 * before for before, after in itertools.pairwise(chosen))
     assert chosen[-1] == pytest.approx(pace._SECONDS / 0.001, abs=1)
 
 

@@ -22,6 +22,12 @@ SETTINGS = b"\0\0\x12\4\0\0\0\0\0\0\3\0\0\0\x64\0\4\0\1\0\0\0\5\0\0\x40\0"  # ho
 pytestmark = pytest.mark.timeout(90)
 
 
+@pytest.fixture(autouse=True)
+def silent(monkeypatch):
+    """Tasks that are still waiting when their test is over say nothing in the middle of the next ones."""
+    monkeypatch.setattr(preflight, "_TALK", 1000.0)
+
+
 @pytest.fixture
 def cluster():
     """A chief, a ps and two workers on ports that nobody else gets, seen by the chief."""
@@ -114,7 +120,7 @@ def agreed(cluster, lines, following):
     assert [line.task for line in lines] == list(following)
     for line, follower in zip(lines, following.values(), strict=True):
         other = follower.result(DEADLINE)
-        assert other.task == CHIEF
+        assert (other.task, other.address) == (CHIEF, cluster.address(CHIEF))
         line.say("there")
         other.say("back")
         assert (other.hear("there", limit=DEADLINE), line.hear("back", limit=DEADLINE)) == ("there", "back")
@@ -174,7 +180,7 @@ def test_another_cluster(cluster, capfd):
     agreed(cluster, gather(other.at(CHIEF), [PS], DEADLINE), {PS: following})
     out, err = capfd.readouterr()
     assert out == ""
-    assert err.startswith("ps 0: chief 0 came from ")
+    assert err.startswith("ps 0: chief 0 came from 127.0.0.1, ")
     assert "was started with another cluster" in err
     assert err.count("\n") == 1
 
@@ -239,6 +245,13 @@ def test_both_say_for_whom_they_wait(cluster, monkeypatch, capfd):
         answer(cluster.at(PS), CHIEF, SHORT)
     said = f"ps 0 waits for chief 0 at {cluster.address(CHIEF)}"
     assert set(capfd.readouterr().err.splitlines()) == {said}
+
+
+def test_the_server_that_a_coordinator_started_waits_without_a_word(cluster, monkeypatch, capfd):
+    monkeypatch.setattr(preflight, "_TALK", 0.0)
+    with pytest.raises(PreflightError):
+        answer(cluster.at(WORKER0), WORKER0, SHORT)
+    assert capfd.readouterr() == ("", "")
 
 
 STRANGE = {

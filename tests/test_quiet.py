@@ -25,42 +25,57 @@ def test_defaults_leave_what_the_user_has_set(monkeypatch):
     assert found == {"TF_CPP_MIN_LOG_LEVEL": "0", "GRPC_FAIL_FAST": "use_caller", "GRPC_VERBOSITY": ""}
 
 
+# Writes to standard error in all the ways there are.
+WRITE = """
+import os, subprocess, sys
+from tf2dist import quiet
 def write():
-    """Writes to standard error in all the ways there are."""
     print("python", file=sys.stderr)
-    os.write(2, b"descriptor\n")
+    os.write(2, b"descriptor\\n")
     subprocess.run(["sh", "-c", "echo child >&2"], check=True)
-    sys.stderr.write("unfinished")
+    sys.stderr.write("unfinished ")
+"""
 
 
-def test_what_comes_is_dropped_when_all_is_well(capfd):
-    print("before", file=sys.stderr)
+def test_what_comes_is_dropped_when_all_is_well():
+    code = """
+print("before", file=sys.stderr)
+with quiet.held_back_stderr():
+    write()
+    print("out")
+print("after", file=sys.stderr)
+"""
+    assert python(WRITE + code) == (0, "out\n", "before\nafter\n")
+
+
+@pytest.mark.parametrize("error", ["ValueError", "KeyboardInterrupt", "SystemExit"])
+def test_what_comes_is_shown_when_something_fails(error):
+    code = f"""
+try:
     with quiet.held_back_stderr():
         write()
-        print("out")
+        raise {error}
+except {error}:
     print("after", file=sys.stderr)
-    assert capfd.readouterr() == ("out\n", "before\nafter\n")
+"""
+    assert python(WRITE + code) == (0, "", "python\ndescriptor\nchild\nunfinished after\n")
 
 
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
-def test_what_comes_is_shown_when_something_fails(capfd, error):
-    with pytest.raises(error), quiet.held_back_stderr():
-        write()
-        raise error
-    print("after", file=sys.stderr)
-    assert capfd.readouterr().err == "python\ndescriptor\nchild\nunfinishedafter\n"
-
-
-def test_one_inside_of_another(capfd):
-    with pytest.raises(ValueError), quiet.held_back_stderr():
+def test_one_inside_of_another():
+    code = """
+try:
+    with quiet.held_back_stderr():
         with quiet.held_back_stderr():
-            os.write(2, b"inner\n")
-        os.write(2, b"outer\n")
+            write()
+        os.write(2, b"outer\\n")
         raise ValueError
-    assert capfd.readouterr().err == "outer\n"
+except ValueError:
+    print("after", file=sys.stderr)
+"""
+    assert python(WRITE + code) == (0, "", "outer\nafter\n")
 
 
-def test_no_descriptor_is_left_open(capfd):
+def test_no_descriptor_is_left_open():
     before = os.listdir("/proc/self/fd")
     for error in (None, ValueError):
         try:

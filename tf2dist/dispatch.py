@@ -24,10 +24,13 @@ _SHARDS = 4  # evaluation shards for each worker: small enough that a slow worke
 
 @dataclass(frozen=True)
 class Done:
-    """What came back from one execution: its steps, its totals (NumPy arrays) and the seconds it took a worker."""
+    """What came back from one execution: its steps, its totals (NumPy arrays) and the seconds it took a worker.
+
+    The totals are None when the worker died after its last step and before they were fetched.
+    """
 
     steps: int
-    totals: list[np.ndarray]
+    totals: list[np.ndarray] | None
     seconds: float
 
 
@@ -136,10 +139,22 @@ class Remote:
     def result(self) -> Done:
         """Waits for the execution that was scheduled first and has not been asked for."""
         n, remote = self._pending.popleft()
-        *totals, _ = [np.asarray(t) for t in remote.fetch()]
+        fetched = self._fetch(remote)
         now = time.perf_counter()
         seconds, self._last = (now - self._last) * self.workers, now
-        return Done(n, totals, seconds)
+        return Done(n, None if fetched is None else fetched[:-1], seconds)
+
+    def _fetch(self, remote) -> list[np.ndarray] | None:
+        """Waits for a scheduled function; None if it ended and its result was lost with its worker.
+
+        Raises:
+          tf.errors.OpError: the function failed, or a server is gone.
+        """
+        try:
+            return [np.asarray(t) for t in remote.fetch()]
+        except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError):
+            self.coordinator.done()  # raises what failed, if it was more than this fetch
+            return None
 
     def evaluation(self, steps: Steps, feed):
         """As `Local.evaluation`; a shard is a pure function of its number, so one that is run again counts once."""
@@ -160,9 +175,13 @@ class Remote:
             return totals
 
         def evaluate() -> Iterator[list[np.ndarray]]:
-            arguments = [(store, tf.constant(shard, tf.int64)) for shard in range(shards)]
-            for remote in [self.coordinator.schedule(evaluate_shard, args=a) for a in arguments]:
-                yield [np.asarray(t) for t in remote.fetch()]
+            left = list(range(shards))
+            while left:  # a shard whose result was lost with its worker is evaluated again
+                arguments = [(store, tf.constant(shard, tf.int64)) for shard in left]
+                remotes = [self.coordinator.schedule(evaluate_shard, args=a) for a in arguments]
+                results = [self._fetch(remote) for remote in remotes]
+                yield from (totals for totals in results if totals is not None)
+                left = [shard for shard, totals in zip(left, results, strict=True) if totals is None]
 
         return evaluate
 

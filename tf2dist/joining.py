@@ -90,12 +90,13 @@ def _leave(status: int) -> None:
 
 
 def _coordinate(name: str, replicas: int | None, cluster: Cluster, limit: float) -> tf.distribute.Strategy:
+    preflight.check_port(cluster)
     if leader_of(cluster).job == "worker":
-        preflight.check_port(cluster)
         _fork_server(cluster, limit)
     lines = preflight.gather(cluster, followers_of(cluster), limit)
     workers = [t for t in cluster.tasks if t.job == "worker"]
     lead = Lead(lines, fatal=lambda lost: any(t.job == "ps" for t in lost) or set(workers) <= set(lost))
+    _remember(lead)
     quiet.import_tensorflow()
     lead.wait_ready(limit)
     _at_success(lambda: lead.end(together=False))
@@ -107,11 +108,14 @@ def _peer(name: str, replicas: int | None, cluster: Cluster, limit: float) -> tf
     preflight.check_port(cluster)
     if cluster.task == leader:
         lead = Lead(preflight.gather(cluster, followers_of(cluster), limit), fatal=lambda lost: bool(lost))
-        end = lambda: lead.end(together=True)  # noqa: E731
+        _remember(lead)
+        quiet.import_tensorflow()
+        _at_success(lambda: lead.end(together=True))
     else:
-        end = Follow(preflight.answer(cluster, leader, limit)).end
-    quiet.import_tensorflow()
-    _at_success(end)
+        follow = Follow(preflight.answer(cluster, leader, limit))
+        _remember(follow)
+        quiet.import_tensorflow()
+        _at_success(follow.end)
     return _make(name, replicas, cluster)
 
 
@@ -149,6 +153,17 @@ def _die_with(parent: int) -> None:
 
 
 _failed = False
+_watch: Lead | Follow | None = None  # who would notice that another task is gone
+
+
+def _remember(watch: Lead | Follow) -> None:
+    global _watch
+    _watch = watch
+
+
+def first_loss() -> str:
+    """Which other task of the job was lost first, as "ps 0 at host:port is gone: ..."; empty if none was."""
+    return _watch.first_loss if _watch else ""
 
 
 def failed() -> None:

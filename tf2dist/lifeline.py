@@ -124,6 +124,7 @@ class Lead:
     def __init__(self, lifelines: list[Lifeline], fatal):
         self.lifelines = lifelines
         self.lost: list[Task] = []
+        self.first_loss = ""
         self._fatal = fatal
         self._over = threading.Event()
         self._bye = {line.task: threading.Event() for line in lifelines}
@@ -163,10 +164,13 @@ class Lead:
         except Gone as gone:
             if self._over.is_set():
                 return
+            self.first_loss = self.first_loss or str(gone)
             self.lost.append(line.task)
             self._bye[line.task].set()
             self._ready[line.task].set()
-            if self._fatal(self.lost):
+            if not self._fatal(self.lost):
+                print(f"tf2dist: {gone}; the job goes on without it", file=sys.stderr, flush=True)
+            else:
                 time.sleep(1.0)  # TensorFlow may have noticed too and be about to raise: its error says more
                 _end_process(str(gone))
 
@@ -182,6 +186,7 @@ class Follow:
     def __init__(self, lifeline: Lifeline):
         self._lifeline = lifeline
         self._done = threading.Event()
+        self.first_loss = ""
         threading.Thread(target=self._listen, daemon=True).start()
         threading.Thread(target=self._ping, daemon=True).start()
 
@@ -195,6 +200,7 @@ class Follow:
             self._lifeline.hear("done")
             self._done.set()
         except Gone as gone:
+            self.first_loss = str(gone)
             time.sleep(1.0)
             _end_process(str(gone))
 

@@ -3,84 +3,14 @@
 from __future__ import annotations
 
 import sys
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import keras
-import numpy as np
-import tensorflow as tf
 
-from tf2dist import keras3
-from tf2dist.dispatch import Local, Remote, dispatcher_for
 from tf2dist.feed import as_feed
 from tf2dist.pace import Pace
-from tf2dist.step import Steps
-
-_VARIABLES_ELSEWHERE = (tf.distribute.ParameterServerStrategy, tf.distribute.experimental.CentralStorageStrategy)
-_programs: weakref.WeakKeyDictionary[keras.Model, _Program] = weakref.WeakKeyDictionary()
-
-
-class _Program:
-    """A compiled model made ready to run on its strategy; kept, with its traces, until it is compiled anew."""
-
-    def __init__(self, model: keras.Model, feed):
-        self.strategy = model.distribute_strategy
-        if model.jit_compile is True and isinstance(self.strategy, _VARIABLES_ELSEWHERE):
-            raise ValueError(
-                "the model is compiled with jit_compile=True, but its strategy keeps the variables on other devices, "
-                "which XLA cannot read; compile it without, or use a strategy that keeps them with the replicas"
-            )
-        self.compiled = (model.optimizer, model._compile_loss, model._compile_metrics)
-        with self.strategy.scope():
-            _build(model, feed)
-        self.steps = Steps(model)
-        self.dispatcher: Local | Remote = dispatcher_for(self.strategy)
-        if isinstance(self.dispatcher, Remote):
-            keras3.count_atomically(model.optimizer)
-        self.train = self.dispatcher.compile(self.steps)
-        self._pace = Pace()
-
-    @classmethod
-    def of(cls, model: keras.Model, feed) -> _Program:
-        """The model's program, made at the first call."""
-        if not getattr(model, "compiled", False):
-            raise ValueError("the model is not compiled: call model.compile(optimizer, loss) before tf2dist.fit")
-        known = _programs.get(model)
-        compiled = (model.optimizer, model._compile_loss, model._compile_metrics)
-        if known is None or any(a is not b for a, b in zip(known.compiled, compiled, strict=True)):
-            known = _programs[model] = cls(model, feed)
-        return known
-
-    def pace(self, steps_per_execution: int | None) -> Pace:
-        """A fixed pace, or the one that was found in earlier calls of `fit`."""
-        return self._pace if steps_per_execution is None else Pace(steps_per_execution)
-
-    def evaluation(self, feed):
-        """A function that returns loss and metrics over every example of `feed`, and can be called again."""
-        executions = self.dispatcher.evaluation(self.steps, feed)
-
-        def evaluate() -> dict[str, float]:
-            totals = _Totals(self.steps)
-            for more in executions():
-                totals.add(more)
-            return totals.logs()
-
-        return evaluate
-
-
-class _Totals:
-    """The totals of an epoch, summed on the host in float64, so that counts stay exact past 2**24."""
-
-    def __init__(self, steps: Steps):
-        self._steps = steps
-        self._sums = [np.asarray(z, np.float64) for z in steps.zeros()]
-
-    def add(self, totals: Sequence[np.ndarray]) -> None:
-        self._sums = [s + t for s, t in zip(self._sums, totals, strict=True)]
-
-    def logs(self) -> dict[str, float]:
-        return self._steps.result(self._sums)
+from tf2dist.program import Program, Totals
 
 
 def fit(
@@ -128,7 +58,7 @@ def fit(
     per_epoch = steps_per_epoch or feed.steps
     if not per_epoch:
         raise ValueError("the data is endless or empty: say how long an epoch is with steps_per_epoch")
-    program = _Program.of(model, feed)
+    program = Program.of(model, feed)
     validate = None
     if validation_data is not None:
         validate = program.evaluation(as_feed(validation_data, batch_size=batch_size, steps=validation_steps))
@@ -147,9 +77,7 @@ def fit(
     logs: dict[str, float] = {}
     for epoch in range(initial_epoch, epochs):
         hooks.on_epoch_begin(epoch)
-        # What counts is what the servers applied: an execution that a dying worker had begun is run again.
-        applied = updates(model) - before
-        logs = _epoch(program, iterator, (epoch + 1) * per_epoch - start - applied, pace, hooks)
+        logs = _epoch(program, iterator, before + (epoch + 1) * per_epoch - start, pace, hooks)
         if validate is not None:
             logs |= {f"val_{name}": value for name, value in validate().items()}
         hooks.on_epoch_end(epoch, logs)
@@ -161,28 +89,40 @@ def fit(
     return model.history
 
 
-def _epoch(program: _Program, iterator, steps: int, pace: Pace, hooks) -> dict[str, float]:
-    """Runs `steps` updates; returns the logs. Callbacks may stop it between two executions."""
-    dispatcher = program.dispatcher
-    totals = _Totals(program.steps)
+def _epoch(program: Program, iterator, until: int, pace: Pace, hooks) -> dict[str, float]:
+    """Runs updates until the model has had `until` of them; returns the logs. Callbacks may stop it in between."""
+    totals = Totals(program.steps)
+    model = program.steps.model
+    finished, left = 0, until - updates(model)
+    # What counts is what was applied: of an execution that a dying worker had begun, some steps may be run again,
+    # and the next epoch has so many fewer.
+    while left > 0 and not model.stop_training:
+        finished = _updates(program, iterator, left, finished, totals, pace, hooks)
+        left, before = until - updates(model), left
+        if left == before:  # nothing to train: every layer is frozen
+            break
+    return totals.logs()
+
+
+def _updates(program: Program, iterator, steps: int, finished: int, totals: Totals, pace: Pace, hooks) -> int:
+    """Runs `steps` updates after the `finished` ones of the epoch; returns how many that makes."""
+    dispatcher, model = program.dispatcher, program.steps.model
     want_logs = _has_batch_hooks(hooks)
-    started = finished = 0
-    waiting = 0
-    stop = False
-    while waiting or (started < steps and not stop):
-        while started < steps and not stop and waiting < dispatcher.in_flight:
-            n = pace.next(steps - started, dispatcher.in_flight)
+    started, end = finished, finished + steps
+    waiting = 0  # executions under way
+    while waiting or (started < end and not model.stop_training):
+        while started < end and not model.stop_training and waiting < dispatcher.in_flight:
+            n = pace.next(end - started, dispatcher.in_flight)
             hooks.on_train_batch_begin(started)
             dispatcher.run(program.train, iterator, n)
             started, waiting = started + n, waiting + 1
         done = dispatcher.result()
-        waiting -= 1
+        finished, waiting = finished + done.steps, waiting - 1
         pace.observe(done.steps, done.seconds)
-        totals.add(done.totals)
-        finished += done.steps
+        if done.totals is not None:
+            totals.add(done.totals)
         hooks.on_train_batch_end(finished - 1, totals.logs() if want_logs else None)
-        stop = stop or program.steps.model.stop_training
-    return totals.logs()
+    return finished
 
 
 def evaluate(
@@ -200,7 +140,7 @@ def evaluate(
     feed = as_feed(data, batch_size=batch_size, steps=steps)
     if not feed.steps:
         raise ValueError("the data is endless or empty: say how much to evaluate with steps")
-    return _Program.of(model, feed).evaluation(feed)()
+    return Program.of(model, feed).evaluation(feed)()
 
 
 def updates(model: keras.Model) -> int:
@@ -212,19 +152,3 @@ def _has_batch_hooks(hooks: keras.callbacks.CallbackList) -> bool:
     base = keras.callbacks.Callback
     names = ("on_train_batch_end", "on_batch_end")
     return any(getattr(type(c), name) is not getattr(base, name) for c in hooks.callbacks for name in names)
-
-
-def _build(model: keras.Model, feed) -> None:
-    """Makes every variable (weights, optimizer slots, metrics) before a function is traced.
-
-    Under a strategy with workers a variable that is made while tracing would end up on a worker.
-    """
-    spec = feed.spec()
-    model._symbolic_build(data_batch=tf.nest.map_structure(lambda s: _Shaped(s), spec))
-
-
-class _Shaped:
-    """Stands for a batch in `_symbolic_build`, which reads shape and dtype only."""
-
-    def __init__(self, spec: tf.TensorSpec):
-        self.shape, self.dtype = spec.shape, spec.dtype

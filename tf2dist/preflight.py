@@ -106,7 +106,7 @@ def answer(cluster: Cluster, leader: Task, limit: float = LIMIT) -> Lifeline:
       PreflightError: the leader did not come within `limit` seconds, or the job cannot start.
       ClusterError: the port is in use.
     """
-    where = f"{leader} at {cluster.address(leader)}" if leader.job in cluster.jobs else str(leader)
+    where = f"{leader} at {cluster.address(leader)}"
     deadline = time.monotonic() + limit
     talk = time.monotonic() + _TALK
     with _listen(cluster) as listener:
@@ -114,14 +114,14 @@ def answer(cluster: Cluster, leader: Task, limit: float = LIMIT) -> Lifeline:
         while True:
             if time.monotonic() > deadline:
                 raise PreflightError(f"{cluster.task} waited {limit:g} s for {where}, which did not come")
-            if time.monotonic() > talk:
+            if time.monotonic() > talk and cluster.task != leader:  # else its parent leads, and says for whom it waits
                 print(f"{cluster.task} waits for {where}", file=sys.stderr, flush=True)
                 talk = time.monotonic() + _TALK
             try:
                 connection, (host, *_) = listener.accept()
             except TimeoutError:
                 continue
-            lifeline = _agree(cluster, connection, leader, host)
+            lifeline = _agree(cluster, connection, leader, host.removeprefix("::ffff:"))
             if lifeline and _told_to_go(lifeline, deadline):
                 return lifeline
 
@@ -166,7 +166,7 @@ def _agree(cluster: Cluster, connection: socket.socket, leader: Task, host: str)
         print(f"{cluster.task}: {greeting.get('from')} came from {host}, but this task {reason}", file=sys.stderr)
         connection.close()
         return None
-    return Lifeline(connection, leader, host)
+    return Lifeline(connection, leader, cluster.address(leader))
 
 
 def _difference(cluster: Cluster, greeting: dict) -> str:

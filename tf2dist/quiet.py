@@ -35,6 +35,9 @@ def import_tensorflow():
             import tensorflow as tf
     import tensorflow as tf
 
+    if os.environ["TF_CPP_MIN_LOG_LEVEL"] == _DEFAULTS["TF_CPP_MIN_LOG_LEVEL"]:
+        # Its Python half reports every retry of a remote call as an error, over several lines.
+        tf.get_logger().setLevel("CRITICAL")
     return tf
 
 

@@ -61,7 +61,7 @@ class StepLines(keras.callbacks.Callback):
         super().__init__()
         self._say, self._every, self._batch_size, self._per_epoch = say, every, batch_size, per_epoch
         self._clock = clock
-        self._before = self._step = 0
+        self._before = self._step = self._shown = 0
 
     def on_train_begin(self, logs=None):
         self._then = self._clock()
@@ -74,14 +74,14 @@ class StepLines(keras.callbacks.Callback):
         if self._step // self._every == last // self._every:
             return
         now = self._clock()
-        each = (now - self._then) / (self._step - last)
-        self._then = now
+        each = (now - self._then) / (self._step - self._shown)
+        self._then, self._shown = now, self._step
         epoch, within = divmod(self._step - 1, self._per_epoch)
         logs = logs or {}
         self._say(
             f"step {self._step}  epoch {epoch + 1}  batch {within + 1}/{self._per_epoch}  "
             f"cost {logs.get('loss', float('nan')):.4f}  accuracy {logs.get('accuracy', float('nan')):.4f}  "
-            f"{1000 * each:.2f} ms/step  {self._batch_size / each:,.0f} examples/s"
+            f"{1000 * each:.2f} ms/step  {self._batch_size / each if each else 0:,.0f} examples/s"
         )
 
 

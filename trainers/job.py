@@ -13,6 +13,8 @@ from typing import Any
 
 from absl import flags
 
+from launch import UsageError as LaunchError
+from launch import linux
 from tf2dist.atomic import replacing
 from tf2dist.cluster import ClusterError
 from tf2dist.data.errors import DataError
@@ -60,7 +62,7 @@ def run(train: Callable[[Run, Any], dict], prepare: Callable[[Shared], Any] = la
     name = os.path.basename(sys.argv[0]).removesuffix(".py")
     try:
         status = _run(train, prepare)
-    except (UsageError, ClusterError, DataError, flags.Error) as error:
+    except (UsageError, LaunchError, ClusterError, DataError, flags.Error) as error:
         status = _failed(name, error, 2)
     except (PreflightError, Gone, OSError, MemoryError) as error:
         status = _failed(name, error, 1)
@@ -83,7 +85,8 @@ def _failed(name: str, error: Any, status: int) -> int:
 
     joining.failed()
     if error is not None:
-        print(f"{name}: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+        print(f"{name}: {' '.join(str(error).split()) or type(error).__name__}", file=sys.stderr, flush=True)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # TensorFlow's threads complain at length while they end
     return status
 
 
@@ -93,8 +96,13 @@ def _tensorflow_error(error: Exception) -> str | None:
         return None
     import tensorflow as tf
 
+    from tf2dist import joining
+
     if not isinstance(error, tf.errors.OpError):
         return None
+    time.sleep(0.2)  # when another task died, TensorFlow may know before its lifeline does
+    if lost := joining.first_loss():
+        return f"{lost} ({type(error).__name__})"
     lines = [line.strip() for line in (error.message or str(error)).splitlines()]
     # What comes first is often a heading and the place in the source of TensorFlow or Keras, not the reason.
     said = [line for line in lines if line and not line.startswith(_HEADINGS)]
@@ -121,7 +129,7 @@ def _run(train, prepare) -> int:
     if role is not Role.SERVER:
         text = os.environ.get(_PREPARED)
         prepared = json.loads(text) if text else prepare(shared)
-    began = float(os.environ.get(_LAUNCHED_AT) or _process_start())
+    began = float(os.environ.get(_LAUNCHED_AT) or linux.began())
     outcome = _train(train, shared, prepared, began)
     if outcome is not None and shared.report:
         write_report(shared.report, outcome)
@@ -178,20 +186,9 @@ def _launch(shared: Shared, prepared) -> int:
         program,
         ps=shared.ps if shared.strategy == "ps" else 0,
         workers=shared.workers,
-        env={_PREPARED: json.dumps(prepared), _LAUNCHED_AT: str(_process_start())},
+        env={_PREPARED: json.dumps(prepared)},
         quiet_prefix_for="chief 0" if shared.strategy == "ps" else "worker 0",
     )
-
-
-def _process_start() -> float:
-    """Unix time at which this process began (Linux); now, where that cannot be known."""
-    try:
-        with open("/proc/self/stat") as stat, open("/proc/uptime") as uptime:
-            ticks = int(stat.read().rpartition(")")[2].split()[19])
-            age = float(uptime.read().split()[0]) - ticks / os.sysconf("SC_CLK_TCK")
-        return time.time() - age
-    except (OSError, ValueError, IndexError):
-        return time.time()
 
 
 def _check_writable(shared: Shared) -> None:

@@ -1,5 +1,6 @@
 """Trains a digit classifier on any strategy: python -m trainers.mnist --strategy=ps."""
 
+import math
 import time
 
 from absl import flags
@@ -28,6 +29,8 @@ def prepare(shared):
     """Checks the flags and finds the data, before anything heavy is imported."""
     if _EPOCHS.value and _STEPS.value:
         raise UsageError(f"--epochs={_EPOCHS.value} and --steps={_STEPS.value} both say how long; give one")
+    if not math.isfinite(_LEARNING_RATE.value or 0.0):
+        raise UsageError(f"--learning_rate={_LEARNING_RATE.value} is no number to learn with; give one from 0 on")
     if (replicas := shared.replicas_in_sync()) is not None:
         _batch_size(replicas)
     return find(_DATASET.value, _DATA_DIR.value).to_json()

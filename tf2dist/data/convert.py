@@ -7,8 +7,8 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from tf2dist.data import images, tfrecord
 from tf2dist.atomic import replacing
+from tf2dist.data import images, tfrecord
 from tf2dist.data.errors import DataError
 
 DESCRIPTION = """Writes a data set of 28x28 images as TFRecord files, with the features image_raw (bytes), pixels and
