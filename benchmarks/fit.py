@@ -10,7 +10,7 @@ import time
 
 from benchmarks.rounds import in_turn, table
 
-_STEPS = 600  # updates in one measurement
+_STEPS = 2000  # updates in one measurement
 _PER_EXECUTION = 100
 _PER_REPLICA = 100
 

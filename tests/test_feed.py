@@ -18,6 +18,13 @@ def labels(batches):
     return [y.numpy().tolist() for _, y in batches]
 
 
+def parts_of(stream, total):
+    """A stream's parts, in one list; checks that each element holds those of `total` replicas."""
+    elements = list(stream)
+    assert all(len(element) == total for element in elements)
+    return [part for element in elements for part in element]
+
+
 def test_a_pass_has_every_row_once_in_a_new_order_each_time(feed):
     from tf2dist.feed import Part
 
@@ -65,10 +72,10 @@ def test_parts_make_up_the_global_batch(feed, tf, kind, total):
     if kind == "dataset":
         feed = Batches(tf.data.Dataset.from_tensor_slices(feed.arrays).batch(BATCH))
         whole = labels(feed.one_pass(feed.local(), Part()))
-        parts = list(feed.one_pass(feed.local(), Part(0, total, total)))
+        parts = parts_of(feed.one_pass(feed.local(), Part(0, total, total)), total)
     else:
         whole = labels(feed.stream(feed.tensors(), Part(), 0).take(STEPS))
-        parts = list(feed.stream(feed.tensors(), Part(0, total, total), 0).take(STEPS * total))
+        parts = parts_of(feed.stream(feed.tensors(), Part(0, total, total), 0).take(STEPS), total)
     assert len(parts) == STEPS * total
     for step, expected in enumerate(whole):
         mine = parts[step * total : (step + 1) * total]
@@ -80,11 +87,22 @@ def test_parts_make_up_the_global_batch(feed, tf, kind, total):
             assert float(share) == pytest.approx(len(x) / len(expected)) or float(share) == 0.0
 
 
+def test_parts_one_by_one(feed):
+    from tf2dist.feed import Part, one_by_one
+
+    part = Part(0, 3, 3)
+    stream = feed.stream(feed.tensors(), part, 0).take(STEPS)
+    singles = list(one_by_one(stream, part))
+    for ((x, _), share), ((x2, _), share2) in zip(singles, parts_of(stream, 3), strict=True):
+        assert (x.numpy() == x2.numpy()).all()
+        assert share == share2
+
+
 def test_peers_hold_the_parts_that_one_process_would(feed):
     from tf2dist.feed import Part
 
-    together = list(feed.stream(feed.tensors(), Part(0, 4, 4), 0).take(4 * STEPS))
-    peers = [list(feed.stream(feed.tensors(), Part(2 * p, 2, 4), 0).take(2 * STEPS)) for p in range(2)]
+    together = parts_of(feed.stream(feed.tensors(), Part(0, 4, 4), 0).take(STEPS), 4)
+    peers = [parts_of(feed.stream(feed.tensors(), Part(2 * p, 2, 4), 0).take(STEPS), 2) for p in range(2)]
     for step in range(STEPS):
         mine = [e for peer in peers for e in peer[2 * step : 2 * step + 2]]
         theirs = together[4 * step : 4 * step + 4]

@@ -252,3 +252,24 @@ def test_an_endless_dataset_needs_a_length(tf):
         fitted(tf2dist.make_strategy("one"), data=dataset, batch_size=None)
     model, _ = fitted(tf2dist.make_strategy("one"), data=dataset, batch_size=None, steps_per_epoch=4, epochs=2)
     assert tf2dist.updates(model) == 8
+
+
+@pytest.mark.parametrize(("name", "replicas"), [("mirrored", 2), ("central", 3)])
+def test_the_way_to_accelerators(tf, monkeypatch, name, replicas):
+    """Replicas on GPUs get their parts through tf.distribute's iterators; here virtual CPU devices take that way."""
+    from tf2dist import dispatch
+
+    expected, _ = fitted(tf2dist.make_strategy("one"), "momentum", validation_data=data())
+    monkeypatch.setattr(dispatch, "_devices", lambda strategy: ("/gpu:0",) * replicas)
+    model, _ = fitted(tf2dist.make_strategy(name, replicas=replicas), "momentum", validation_data=data())
+    for a, b in zip(weights(model), weights(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
+
+
+def test_without_any_strategy(tf):
+    """A model made outside of a scope trains on TensorFlow's default strategy."""
+    model = classifier(OPTIMIZERS["sgd"]())
+    tf2dist.fit(model, data(), batch_size=BATCH, seed=3, epochs=3, verbose=0)
+    expected, _ = fitted(tf2dist.make_strategy("one"), "sgd")
+    for a, b in zip(weights(model), weights(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from tf2dist.feed import Part
+from tf2dist.feed import Part, one_by_one
 from tf2dist.step import Steps
 
 _IN_FLIGHT = 3  # executions scheduled for each worker: one that runs, and enough that none waits for Python
@@ -49,19 +49,36 @@ class Local:
         self.peers, rank = _peers(strategy)
         replicas = strategy.num_replicas_in_sync // self.peers
         self.part = Part(first=rank * replicas, count=replicas, total=strategy.num_replicas_in_sync)
+        self._on_accelerators = any("CPU" not in device.upper() for device in _devices(strategy))
         self._done: deque[Done] = deque()
         self._seconds = 0.0
         self._evaluate = None
 
     def compile(self, steps: Steps):
         """An execution of training steps: `f(iterator, n i32[], seconds f32[]) -> [*totals, seconds]`."""
-        return _execution(self.strategy, steps, steps.train, self.peers)
+        return self._execution(steps, steps.train)
+
+    def _execution(self, steps: Steps, step):
+        part, picks = self.part, not self._on_accelerators
+
+        def pick(element):
+            if part.whole:
+                return step(element)
+            rank = tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
+            return step(*(element[rank - part.first] if picks else element))
+
+        return _execution(self.strategy, steps, pick, self.peers)
 
     def stream(self, feed, start: int):
         """An endless iterator over this process's parts of the batches from step `start` on."""
         return self._iterator(feed.stream(feed.local(), self.part, start))
 
     def _iterator(self, dataset):
+        if not self._on_accelerators:
+            # A replica on a CPU reads what the host has made as it is. tf.distribute's iterators would put queues
+            # and threads in between, which take up to two seconds to end.
+            return iter(dataset)
+        dataset = one_by_one(dataset, self.part)
         return iter(self.strategy.distribute_datasets_from_function(lambda context: dataset))
 
     def run(self, execution, iterator, n: int) -> None:
@@ -80,7 +97,7 @@ class Local:
     def evaluation(self, steps: Steps, feed):
         """A function that evaluates every example of `feed` once and yields the totals of each execution."""
         if self._evaluate is None:
-            self._evaluate = _execution(self.strategy, steps, steps.evaluate, self.peers)
+            self._evaluate = self._execution(steps, steps.evaluate)
         execution = self._evaluate
 
         def evaluate() -> Iterator[list[np.ndarray]]:
@@ -101,24 +118,27 @@ class Remote:
         self.strategy = strategy
         self.coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
         self.workers = strategy._num_workers
+        self.part = Part(count=strategy.num_replicas_in_sync, total=strategy.num_replicas_in_sync)  # of one worker
         self.in_flight = self.workers * _IN_FLIGHT
         self._pending: deque = deque()
         self._last = 0.0
 
     def compile(self, steps: Steps):
         """As `Local.compile`."""
-        return _execution(self.strategy, steps, steps.train, peers=1)
+
+        def one(element):
+            return steps.train(element) if self.part.whole else steps.train(*element)
+
+        return _execution(self.strategy, steps, one, peers=1)
 
     def stream(self, feed, start: int):
         """An iterator on each worker: worker w of n takes the batches start + w, start + w + n, ..."""
-        tensors, part = (
-            feed.tensors(),
-            Part(count=self.strategy.num_replicas_in_sync, total=self.strategy.num_replicas_in_sync),
-        )
+        tensors = feed.tensors()
 
         def dataset():
             worker = tf.distribute.coordinator.experimental_get_current_worker_index()
-            return feed.stream(tensors, part, start, tf.cast(worker, tf.int64), self.workers)
+            stream = feed.stream(tensors, self.part, start, tf.cast(worker, tf.int64), self.workers)
+            return one_by_one(stream, self.part)
 
         return self._on_each_worker(dataset)
 
@@ -189,14 +209,11 @@ class Remote:
 def _execution(strategy, steps: Steps, step, peers: int):
     """A `tf.function` that runs `step` n times and adds up the totals over steps, replicas and peers."""
 
-    def one(element):
-        return step(*element) if strategy.num_replicas_in_sync > 1 else step(element)
-
     @tf.function
     def execution(iterator, n, seconds):
         totals = steps.zeros()
         for _ in tf.range(n):
-            parts = strategy.run(one, args=(next(iterator),))
+            parts = strategy.run(step, args=(next(iterator),))
             totals = [t + tf.add_n(strategy.experimental_local_results(p)) for t, p in zip(totals, parts, strict=True)]
         totals.append(seconds)
         return _sum_over_peers(strategy, totals, peers) if peers > 1 else totals
@@ -216,6 +233,14 @@ def _sum_over_peers(strategy, totals, peers: int):
     flat = strategy.experimental_local_results(strategy.run(reduce, args=(flat,)))[0]
     pieces = tf.split(flat, [t.shape.num_elements() for t in totals])
     return [tf.cast(tf.reshape(p, t.shape), t.dtype) for p, t in zip(pieces, totals, strict=True)]
+
+
+def _devices(strategy) -> tuple[str, ...]:
+    """The devices of this process's replicas; none for TensorFlow's default strategy, which is one replica."""
+    try:
+        return tuple(strategy.extended.worker_devices)
+    except RuntimeError:
+        return ()
 
 
 def _peers(strategy) -> tuple[int, int]:

@@ -10,6 +10,7 @@ needs), and the other methods are pure TensorFlow and rebuild the stream there.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ _ENDLESS = 1 << 62  # steps; Dataset.range wants an end
 
 @dataclass(frozen=True)
 class Part:
-    """Which replicas' parts of each global batch a stream yields, one element a replica, in their order.
+    """Which replicas' parts of each global batch a stream yields, a tuple of them an element, in their order.
 
     `first` is the first replica's rank among the `total` replicas that take part in an update; `count` are local.
     """
@@ -36,6 +37,10 @@ class Part:
     def whole(self) -> bool:
         """Is there one replica only, which takes the global batch as it is?"""
         return self.total == 1
+
+    def of(self, cut: Callable[[int], Any]):
+        """An element: what `cut` makes of each rank; of the only one, if there is no other."""
+        return cut(0) if self.whole else tuple(cut(rank) for rank in range(self.first, self.first + self.count))
 
 
 class Examples:
@@ -106,14 +111,18 @@ class Examples:
     def stream(self, tensors, part: Part, start: int, worker=0, workers: int = 1) -> tf.data.Dataset:
         """Endless batches from step `start` on; of several asynchronous workers, each takes every `workers`-th.
 
-        Elements are `batch` where one replica takes all of it, else `(batch, share f32[])`.
+        An element is `batch` where one replica takes all of it, else a tuple of `(batch, share f32[])`, one for
+        each replica of `part`.
         """
+        numbers = tf.data.Dataset.range(_ENDLESS // workers)
         first = tf.cast(start + worker, tf.int64)
-        numbers = tf.data.Dataset.range(_ENDLESS // workers // part.count)
+        return self._batches(tensors, numbers.map(lambda number: first + number * workers), part)
 
-        def make(number):
-            step = first + (number // part.count) * workers
-            return self._part(tensors, step, part.first + number % part.count, part.total)
+    def _batches(self, tensors, numbers: tf.data.Dataset, part: Part) -> tf.data.Dataset:
+        """The parts of the batches of these steps, made by several threads and kept in order."""
+
+        def make(step):
+            return part.of(lambda rank: self._part(tensors, step, rank, part.total))
 
         return _deterministic(numbers.map(make, num_parallel_calls=tf.data.AUTOTUNE)).prefetch(tf.data.AUTOTUNE)
 
@@ -123,12 +132,7 @@ class Examples:
         Elements are as in `stream`.
         """
         unshuffled = Examples(self.arrays, self.batch_size, shuffle=False, transform=self.transform)
-        numbers = tf.data.Dataset.range(self.steps * part.count).shard(shards, shard)  # shards are of whole batches
-
-        def make(number):
-            return unshuffled._part(tensors, number // part.count, part.first + number % part.count, part.total)
-
-        return _deterministic(numbers.map(make, num_parallel_calls=tf.data.AUTOTUNE)).prefetch(tf.data.AUTOTUNE)
+        return unshuffled._batches(tensors, tf.data.Dataset.range(self.steps).shard(shards, shard), part)
 
 
 class Batches:
@@ -205,10 +209,21 @@ def _split(dataset: tf.data.Dataset, part: Part) -> tf.data.Dataset:
         low, high, share = _cut(tf.shape(tf.nest.flatten(batch)[0], tf.int64)[0], rank, part.total)
         return tf.nest.map_structure(lambda t: t[low:high], batch), share
 
-    if part.count == 1:
-        return dataset.map(lambda *batch: cut(_packed(batch), part.first), num_parallel_calls=tf.data.AUTOTUNE)
-    ranks = tf.data.Dataset.range(part.first, part.first + part.count)
-    return dataset.flat_map(lambda *batch: ranks.map(lambda rank: cut(_packed(batch), rank)))
+    return dataset.map(
+        lambda *batch: part.of(lambda rank: cut(_packed(batch), rank)), num_parallel_calls=tf.data.AUTOTUNE
+    )
+
+
+def one_by_one(dataset: tf.data.Dataset, part: Part) -> tf.data.Dataset:
+    """The parts of a stream as elements of their own, as tf.distribute's iterators hand them to the replicas."""
+    if part.whole:
+        return dataset
+
+    def flat(*parts):
+        singles = [tf.data.Dataset.from_tensors(p) for p in parts]
+        return functools.reduce(lambda a, b: a.concatenate(b), singles)
+
+    return dataset.flat_map(flat)
 
 
 def _packed(batch: tuple):
