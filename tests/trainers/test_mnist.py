@@ -1,0 +1,98 @@
+"""The trainer from the command line: every preset on every strategy, on real digits."""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import SINGLE_PROCESS
+
+STEPS = 40
+MNIST = pathlib.Path(os.environ.get("MNIST_DIR", "~/tensorflow_datasets")).expanduser()
+CLUSTER = ("multiworker", "ps")
+
+
+def trained(tmp_path, *arguments, timeout=170):
+    """Runs the trainer; returns its report and what it printed."""
+    report = tmp_path / "report.json"
+    command = [sys.executable, "-m", "trainers.mnist", *arguments, f"--report={report}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return json.loads(report.read_text()), done.stdout
+
+
+@pytest.mark.parametrize("preset", ["mlp", "softmax", "sigmoid", "towers"])
+@pytest.mark.parametrize("strategy", [*SINGLE_PROCESS, *(pytest.param(s, marks=pytest.mark.slow) for s in CLUSTER)])
+def test_every_preset_on_every_strategy(tmp_path, strategy, preset):
+    report, out = trained(
+        tmp_path, f"--strategy={strategy}", f"--preset={preset}", "--dataset=digits", f"--steps={STEPS}"
+    )
+    assert report["steps"] == STEPS
+    assert report["test_examples"] == 360
+    assert report["strategy"] == strategy
+    assert report["replicas"] == (1 if strategy in ("one", "ps") else 2)
+    assert 0 <= report["test_accuracy"] <= 1
+    assert report["test_loss"] > 0
+    assert re.search(r"40 steps in .*; first step after [\d.]+ s", out)
+    if preset == "softmax":
+        assert len(re.findall(r"^step \d+ .* accuracy", out, re.MULTILINE)) >= STEPS - 5  # a line an execution
+    if preset == "mlp":
+        assert report["test_accuracy"] > 0.9
+
+
+def test_digits_on_a_local_parameter_server_cluster(tmp_path):
+    """What `make train` does."""
+    report, out = trained(tmp_path, "--strategy=ps", "--dataset=digits")
+    assert report["processes"] == {"chief": 1, "worker": 2, "ps": 1}
+    assert report["steps"] == 480
+    assert report["test_accuracy"] >= 0.95
+    assert "epoch 40/40" in out
+
+
+def test_towers_from_tfrecords_with_summaries(tmp_path):
+    """The original of preset towers, whole: TFRecord input, moving averages, histograms, two replicas."""
+    subprocess.run(
+        [sys.executable, "-m", "tf2dist.data.tfrecord", "--dataset=digits", f"--out={tmp_path / 'records'}"],
+        check=True, capture_output=True, timeout=120,
+    )  # fmt: skip
+    logdir = tmp_path / "log"
+    report, _ = trained(
+        tmp_path, "--preset=towers", "--strategy=mirrored", f"--dataset={tmp_path / 'records'}", f"--logdir={logdir}",
+        "--steps=220", "--learning_rate=0.5",
+    )  # fmt: skip
+    assert report["dataset"] == "tfrecord"
+    assert report["batch_size"] == 200
+    assert report["steps"] == 220
+    assert report["test_accuracy"] > 0.9
+
+    import keras
+    import tensorflow as tf
+
+    from tf2dist import averaging  # noqa: F401  the saved model's optimizer
+
+    tags = {}
+    for file in logdir.glob("events*"):
+        for event in tf.compat.v1.train.summary_iterator(str(file)):
+            for value in event.summary.value:
+                tags.setdefault(value.tag, []).append(event.step)
+    assert {"cost", "accuracy"} <= tags.keys()
+    histograms = {tag: steps for tag, steps in tags.items() if "kernel" in tag or "bias" in tag}
+    assert len(histograms) == 8  # two layers, each with two weights, and a gradient for each
+    assert all(steps[-1] == 220 and len(steps) >= 3 for steps in histograms.values())
+    assert keras.models.load_model(logdir / "model.keras").count_params() == 784 * 500 + 500 + 500 * 10 + 10
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.skipif(not (MNIST / "mnist").is_dir(), reason=f"MNIST is not prepared under {MNIST}; set MNIST_DIR")
+@pytest.mark.parametrize("strategy", [*SINGLE_PROCESS, *CLUSTER])
+def test_mnist_on_every_strategy(tmp_path, strategy):
+    report, _ = trained(tmp_path, f"--strategy={strategy}", "--dataset=mnist", f"--data_dir={MNIST}", timeout=380)
+    assert report["steps"] == 5 * 469
+    assert report["test_examples"] == 10_000
+    assert report["test_accuracy"] >= 0.975
