@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from typing import TYPE_CHECKING
 
 from tf2dist import environments, preflight, quiet
@@ -140,8 +141,10 @@ def _fork_server(cluster: Cluster, limit: float) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the coordinator, which ends this one
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         _serve_and_exit(cluster.at(Task("worker", 0)), limit)
+    except BaseException:
+        traceback.print_exc()
     finally:
-        os._exit(1)
+        _leave(1)
 
 
 def _die_with(parent: int) -> None:

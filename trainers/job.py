@@ -1,11 +1,10 @@
-"""What is the same in every trainer: flags, the local cluster, this process's role, errors and the report."""
+"""What is the same in every trainer: the local cluster, this process's role, and how errors end it."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,12 +14,12 @@ from absl import flags
 
 from launch import UsageError as LaunchError
 from launch import linux
-from tf2dist.atomic import replacing
 from tf2dist.cluster import ClusterError
 from tf2dist.data.errors import DataError
 from tf2dist.lifeline import Gone
 from tf2dist.preflight import PreflightError
 from tf2dist.roles import Role
+from trainers import report
 from trainers.flags import Shared, UsageError, read
 
 _PREPARED = "TF2DIST_PREPARED"  # what the launcher has found out for all its processes, as JSON
@@ -121,7 +120,7 @@ def _run(train, prepare) -> int:
         raise UsageError(f"unexpected argument {rest[0]!r}; flags are written --name=value, see --help")
     shared = read()
     if shared.leads:
-        _check_writable(shared)
+        report.check_writable(shared)
     if shared.needs_local_cluster:
         return _launch(shared, prepare(shared))
     role = shared.role
@@ -132,7 +131,7 @@ def _run(train, prepare) -> int:
     began = float(os.environ.get(_LAUNCHED_AT) or linux.began())
     outcome = _train(train, shared, prepared, began)
     if outcome is not None and shared.report:
-        write_report(shared.report, outcome)
+        report.write(shared.report, outcome)
     return 0
 
 
@@ -154,26 +153,9 @@ def _train(train, shared: Shared, prepared, began: float) -> dict | None:
         keras.config.set_dtype_policy("mixed_bfloat16")
     if shared.logdir and shared.leads:
         os.makedirs(shared.logdir, exist_ok=True)
-    run = Run(strategy, shared, shared.leads, began, report=_what_ran(shared, strategy))
+    run = Run(strategy, shared, shared.leads, began, report=report.what_ran(shared, strategy))
     outcome = train(run, prepared)
     return run.report | outcome if shared.leads else None
-
-
-def _what_ran(shared: Shared, strategy) -> dict:
-    import keras
-    import tensorflow as tf
-
-    main = sys.modules["__main__"].__spec__
-    cluster = shared.cluster
-    return {
-        "trainer": main.name.rpartition(".")[2] if main else os.path.basename(sys.argv[0]),
-        "strategy": shared.strategy,
-        "processes": {job: cluster.count(job) for job in cluster.jobs} if cluster else {"solo": 1},
-        "replicas": strategy.num_replicas_in_sync,
-        "devices": [d.name for d in tf.config.list_logical_devices() if "XLA" not in d.device_type],
-        "seed": shared.seed,
-        "versions": {"tensorflow": tf.__version__, "keras": keras.__version__, "python": sys.version.split()[0]},
-    }
 
 
 def _launch(shared: Shared, prepared) -> int:
@@ -189,44 +171,3 @@ def _launch(shared: Shared, prepared) -> int:
         env={_PREPARED: json.dumps(prepared)},
         quiet_prefix_for="chief 0" if shared.strategy == "ps" else "worker 0",
     )
-
-
-def _check_writable(shared: Shared) -> None:
-    """Finds out before training whether what comes out of it can be written; leaves no trace."""
-    if shared.report:
-        place = os.path.realpath(shared.report)
-        if os.path.isdir(place):
-            raise UsageError(f"--report={shared.report} is a directory; name a file in it")
-        if not _special(shared.report):
-            _check_folder(f"--report={shared.report}", os.path.dirname(place))
-    if shared.logdir:
-        # It is made when there is something to write: a command that is wrong otherwise leaves nothing behind.
-        place = os.path.realpath(shared.logdir)
-        while not os.path.exists(place):
-            place = os.path.dirname(place)
-        _check_folder(f"--logdir={shared.logdir}", place)
-
-
-def _check_folder(flag: str, folder: str) -> None:
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        why = (error.strerror or str(error)).lower()
-        raise UsageError(f"{flag} cannot be written, {folder}: {why}; name a place in a writable directory") from None
-
-
-def _special(path: str) -> bool:
-    """Is it there, but no file that could be replaced: /dev/null, /dev/stdout, a pipe?"""
-    return os.path.exists(path) and not os.path.isfile(path)
-
-
-def write_report(path: str, report: dict) -> None:
-    """Writes the report in one piece: a reader finds the old file or the new one, never half of it."""
-    text = json.dumps(report, indent=2) + "\n"
-    if _special(path):
-        with open(path, "w") as file:
-            file.write(text)
-        return
-    with replacing(os.path.realpath(path)) as (part,), open(part, "w") as file:
-        file.write(text)

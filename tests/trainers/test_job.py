@@ -1,8 +1,6 @@
 import json
 import os
 import sys
-import threading
-from concurrent.futures import Future
 from types import SimpleNamespace
 
 import pytest
@@ -122,79 +120,6 @@ def test_devices_that_are_not_there_are_the_users_to_mend(main, monkeypatch):
 
     monkeypatch.setattr("tf2dist.join", join)
     assert main(lambda shared: None) == (2, "", "trainer: 4 replicas need 4 GPUs, and there are 2\n")
-
-
-def shared(**values):
-    return SimpleNamespace(**{"report": None, "logdir": None, **values})
-
-
-def test_places_that_can_be_written_are_left_as_they_are(tmp_path):
-    (tmp_path / "old").write_text("old")
-    (tmp_path / "link").symlink_to("new")
-    (tmp_path / "logs").mkdir()
-    before = sorted(tmp_path.rglob("*"))
-    for name in ("new", "old", "link"):
-        job._check_writable(shared(report=str(tmp_path / name)))
-    for name in ("logs", "new", "new/below", "."):
-        job._check_writable(shared(logdir=str(tmp_path / name)))
-    assert sorted(tmp_path.rglob("*")) == before
-    assert (tmp_path / "old").read_text() == "old"
-
-
-def test_a_relative_place(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    job._check_writable(shared(report="report.json", logdir="logs"))
-    assert os.listdir() == []
-    with pytest.raises(UsageError, match=r"--report=logs/report\.json cannot be written"):
-        job._check_writable(shared(report="logs/report.json"))
-
-
-def test_the_report_replaces_the_old_one_in_one_piece(tmp_path, monkeypatch):
-    path = tmp_path / "report.json"
-    path.write_text("old")
-    seen = []
-    replace = os.replace
-    monkeypatch.setattr(os, "replace", lambda *args: (seen.append(path.read_text()), replace(*args)))
-    job.write_report(str(path), {"steps": 3})
-    assert seen == ["old"]
-    assert json.loads(path.read_text()) == {"steps": 3}
-    assert path.read_text().endswith("}\n")
-    assert os.listdir(tmp_path) == ["report.json"]
-
-
-def test_a_report_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
-    path = tmp_path / "report.json"
-    path.write_text("old")
-    with pytest.raises(TypeError):
-        job.write_report(str(path), {"steps": object()})
-
-    def full(*args):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(OSError, match="No space left"):
-        job.write_report(str(path), {"steps": 3})
-    assert os.listdir(tmp_path) == ["report.json"]
-    assert path.read_text() == "old"
-
-
-def test_a_link_stays_a_link(tmp_path):
-    (tmp_path / "real.json").write_text("old")
-    (tmp_path / "link.json").symlink_to("real.json")
-    job.write_report(str(tmp_path / "link.json"), {"steps": 3})
-    assert (tmp_path / "link.json").is_symlink()
-    assert json.loads((tmp_path / "real.json").read_text()) == {"steps": 3}
-
-
-def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path):
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    read: Future = Future()
-    threading.Thread(target=lambda: read.set_result(pipe.read_text()), daemon=True).start()
-    job._check_writable(shared(report=str(pipe)))
-    job.write_report(str(pipe), {"steps": 3})
-    assert json.loads(read.result(20)) == {"steps": 3}
-    assert pipe.is_fifo()
 
 
 @pytest.mark.parametrize("spelling", ["--help", "-help", "-h", "--helpfull"])
