@@ -1,11 +1,25 @@
-"""Loop chores as Keras callbacks: lines of progress, the time to the first step, summaries for TensorBoard."""
+"""Loop chores: lines of progress, the time to the first step, summaries for TensorBoard, the saved model."""
 
 from __future__ import annotations
 
+import os
+import tempfile
 import time
 
 import keras
 import tensorflow as tf
+
+
+def save(model: keras.Model, path: str) -> None:
+    """Saves the model whole or not at all: a file that is there already stays until the new one is complete.
+
+    Raises:
+      OSError: the disk is full, say.
+    """
+    folder, name = os.path.split(os.path.abspath(path))
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".saving.") as unfinished:
+        model.save(os.path.join(unfinished, name))
+        os.replace(os.path.join(unfinished, name), path)
 
 
 class FirstStep(keras.callbacks.Callback):

@@ -89,7 +89,7 @@ def train(run, prepared):
     run.say(f"test accuracy {100 * logs['accuracy']:.2f} %, loss {logs['loss']:.4f} on {images.test_examples:,} images")
     run.say(f"{steps:,} steps in {seconds:.1f} s, {rate:,.0f} examples/s; first step after {first_step.seconds:.1f} s")
     if run.shared.logdir and run.leads:
-        model.save(f"{run.shared.logdir}/model.keras")
+        chores.save(model, f"{run.shared.logdir}/model.keras")
     return {
         "preset": _PRESET.value,
         "dataset": source.name,
