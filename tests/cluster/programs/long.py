@@ -1,0 +1,41 @@
+"""Run in every process of a parameter server job: trains for a while and reports; says when it is well under way.
+
+python -m tests.cluster.programs.long OUT
+"""
+
+import json
+import pathlib
+import sys
+
+import tf2dist
+
+strategy = tf2dist.join("ps")
+out = pathlib.Path(sys.argv[1])
+
+import keras  # noqa: E402
+
+from tests.models import OPTIMIZERS, classifier, data  # noqa: E402
+
+EPOCHS, PER_EPOCH = 40, 60
+
+
+class UnderWay(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == 2:
+            (out / "under_way").touch()
+
+
+with strategy.scope():
+    model = classifier(OPTIMIZERS["sgd"]())
+history = tf2dist.fit(
+    model,
+    data(),
+    batch_size=4,
+    epochs=EPOCHS,
+    steps_per_epoch=PER_EPOCH,
+    validation_data=data(),
+    callbacks=[UnderWay()],
+    steps_per_execution=5,
+)
+result = {"updates": tf2dist.updates(model), "epochs": len(history.history["loss"]), "history": history.history}
+(out / "result.json").write_text(json.dumps(result))
