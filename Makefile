@@ -27,8 +27,8 @@ clean:
 	rm -rf $(VENV)
 
 $(BIN)/python:
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' || \
-	  { echo "make: Python 3.10 to 3.13 is needed, and $(PYTHON) is $$($(PYTHON) --version 2>&1); name one with make PYTHON=python3.12" >&2; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
+	  { echo "make: Python 3.11 to 3.13 is needed, and $(PYTHON) is $$($(PYTHON) --version 2>&1); name one with make PYTHON=python3.12" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/installed: pyproject.toml | $(BIN)/python
