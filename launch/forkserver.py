@@ -10,9 +10,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
-# Must be set before TensorFlow is imported; what the user has set wins. Without GRPC_FAIL_FAST a worker that waits
-# for its servers gives up at the first refused connection.
-QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "GRPC_FAIL_FAST": "use_caller", "GRPC_VERBOSITY": "ERROR"}
+from tf2dist import quiet
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # `-c` and a root, not `-m`: the user's directory may hold another module named launch.
@@ -40,7 +38,7 @@ class ForkServer:
             arguments = [_ROOT, str(os.getpid()), str(theirs.fileno()), ",".join(preload)]
             self.process = subprocess.Popen(
                 [sys.executable, *subprocess._args_from_interpreter_flags(), "-c", _BOOT, *arguments],
-                env={**QUIET, **os.environ, **env},
+                env={**quiet.DEFAULTS, **os.environ, **env},
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.threads import background
 from tf2dist import lifeline
 from tf2dist.cluster import Task
 from tf2dist.lifeline import Follow, Gone, Lead, Lifeline, kept_alive, serve_until_done
@@ -75,20 +76,6 @@ def lively(monkeypatch):
 @pytest.fixture
 def hasty(monkeypatch):
     monkeypatch.setattr(lifeline, "GRACE", 0.05)
-
-
-def background(function, *args, **kwargs):
-    """Calls a function in a thread; its future."""
-    future: Future = Future()
-
-    def call():
-        try:
-            future.set_result(function(*args, **kwargs))
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=call, daemon=True).start()
-    return future
 
 
 def stays(future, seconds=0.2):

@@ -4,11 +4,11 @@ import socket
 import subprocess
 import sys
 import threading
-from concurrent.futures import Future
 
 import pytest
 
 from launch import ports
+from tests.threads import background
 from tf2dist import lifeline, preflight
 from tf2dist.cluster import Cluster, ClusterError, Task
 from tf2dist.lifeline import serve_until_done
@@ -34,20 +34,6 @@ def cluster():
     with ports.hold(4) as held:
         at = [f"127.0.0.1:{port}" for port in held]
         yield Cluster({"chief": (at[0],), "ps": (at[1],), "worker": (at[2], at[3])}, CHIEF)
-
-
-def background(function, *args, **kwargs):
-    """Calls a function in a thread; its future."""
-    future: Future = Future()
-
-    def call():
-        try:
-            future.set_result(function(*args, **kwargs))
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=call, daemon=True).start()
-    return future
 
 
 def follow(cluster, task, limit=DEADLINE):

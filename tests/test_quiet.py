@@ -9,7 +9,7 @@ from tf2dist import quiet
 
 def python(code, *, env=None, **kwargs):
     """Runs a program; its status, stdout and stderr."""
-    env = {name: value for name, value in os.environ.items() if name not in quiet._DEFAULTS} | (env or {})
+    env = {name: value for name, value in os.environ.items() if name not in quiet.DEFAULTS} | (env or {})
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=env, check=False, **kwargs
     )
@@ -21,7 +21,7 @@ def test_defaults_leave_what_the_user_has_set(monkeypatch):
     monkeypatch.delenv("GRPC_FAIL_FAST", raising=False)
     monkeypatch.setenv("GRPC_VERBOSITY", "")
     quiet.set_defaults()
-    found = {name: os.environ[name] for name in quiet._DEFAULTS}
+    found = {name: os.environ[name] for name in quiet.DEFAULTS}
     assert found == {"TF_CPP_MIN_LOG_LEVEL": "0", "GRPC_FAIL_FAST": "use_caller", "GRPC_VERBOSITY": ""}
 
 

@@ -7,9 +7,9 @@ import os
 import sys
 import tempfile
 
-_DEFAULTS = {
+DEFAULTS = {
     "TF_CPP_MIN_LOG_LEVEL": "3",  # C++ errors reach Python as exceptions that say more
-    "GRPC_VERBOSITY": "NONE",
+    "GRPC_VERBOSITY": "ERROR",
     # A call to a server that is not there (yet) waits or fails as the caller asked, not at once: without it a
     # coordinator gives up on a worker that restarts (documentation of ParameterServerStrategy).
     "GRPC_FAIL_FAST": "use_caller",
@@ -18,7 +18,7 @@ _DEFAULTS = {
 
 def set_defaults() -> None:
     """Sets what must be in the environment before TensorFlow is imported; what the user has set stays."""
-    for name, value in _DEFAULTS.items():
+    for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
 
 
@@ -35,7 +35,7 @@ def import_tensorflow():
             import tensorflow as tf
     import tensorflow as tf
 
-    if os.environ["TF_CPP_MIN_LOG_LEVEL"] == _DEFAULTS["TF_CPP_MIN_LOG_LEVEL"]:
+    if os.environ["TF_CPP_MIN_LOG_LEVEL"] == DEFAULTS["TF_CPP_MIN_LOG_LEVEL"]:
         # Its Python half reports every retry of a remote call as an error, over several lines.
         tf.get_logger().setLevel("CRITICAL")
     return tf
