@@ -21,6 +21,7 @@ def run(
     ps: int = 0,
     workers: int = 1,
     chief: bool | None = None,
+    evaluator: bool = False,
     env: Mapping[str, str] | None = None,
     preload: Sequence[str] | None = None,
     grace: float = 10.0,
@@ -37,6 +38,7 @@ def run(
       ps: number of parameter servers, 0 or more.
       workers: number of workers, 1 or more.
       chief: whether there is a chief; None: if there are parameter servers, and then it coordinates.
+      evaluator: whether there is a task that evaluates the checkpoints of the others.
       env: added to the environment of every process.
       preload: modules that are imported once for all; None for TensorFlow, Keras and this library.
       grace, drain, timeout, quiet_prefix_for: see `process.supervise`.
@@ -61,15 +63,16 @@ def run(
         for task, port in zip(tasks, found, strict=True):
             jobs[task.job] = (*jobs.get(task.job, ()), f"127.0.0.1:{port}")
         cluster = Cluster(jobs, tasks[0])
+        members = [*tasks, Task("evaluator", 0)] if evaluator else tasks
         processes = [
             Process(
                 str(task),
                 argv,
                 {**shared, "TF_CONFIG": cluster.at(task).to_tf_config()},
                 # With servers the first task coordinates, and the others serve; without, all are peers.
-                serves=ps > 0 and task != tasks[0],
+                serves=ps > 0 and task in tasks[1:],
             )
-            for task in tasks
+            for task in members
         ]
         return supervise(
             processes,
@@ -95,6 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         help="a chief, which coordinates (default: if there are parameter servers)",
     )
+    parser.add_argument("--evaluator", action="store_true", help="a task that evaluates the checkpoints of the others")
     parser.add_argument(
         "--grace",
         type=float,
@@ -114,6 +118,7 @@ def start(options: argparse.Namespace, program: Sequence[str]) -> int:
         ps=options.ps,
         workers=options.workers,
         chief=options.chief,
+        evaluator=options.evaluator,
         preload=preload,
         grace=options.grace,
         timeout=options.timeout,

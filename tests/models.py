@@ -41,3 +41,27 @@ OPTIMIZERS = {
     "adam": lambda: keras.optimizers.Adam(0.01),
     "adagrad": lambda: keras.optimizers.Adagrad(0.1),
 }
+
+WORDS, LENGTH = 50, 6
+
+
+def sentences(seed=0):
+    """words i64[103, 6], y i64[103]."""
+    random = np.random.default_rng(seed)
+    words = random.integers(0, WORDS, (ROWS, LENGTH))
+    return words, words.sum(axis=1) % CLASSES
+
+
+def embedder(optimizer):
+    """Words -> embedding -> mean -> 3, compiled, with seeded weights; its table has sparse gradients."""
+    table, kernel = keras.initializers.RandomNormal(seed=0), keras.initializers.GlorotUniform(seed=1)
+    model = keras.Sequential(
+        [
+            keras.Input((LENGTH,), dtype="int64"),
+            keras.layers.Embedding(WORDS, 4, embeddings_initializer=table),
+            keras.layers.GlobalAveragePooling1D(),
+            keras.layers.Dense(CLASSES, kernel_initializer=kernel),
+        ]
+    )
+    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    return model

@@ -67,7 +67,8 @@ def test_asynchronous_workers_take_disjoint_batches(feed, workers):
 @pytest.mark.parametrize("kind", ["arrays", "dataset"])
 def test_parts_make_up_the_global_batch(feed, tf, kind, total):
     """Parts of all replicas, joined, are the batch; shares sum to one; an empty part has share 0."""
-    from tf2dist.feed import Batches, Part
+    from tf2dist.datasets import Batches
+    from tf2dist.feed import Part
 
     if kind == "dataset":
         feed = Batches(tf.data.Dataset.from_tensor_slices(feed.arrays).batch(BATCH))
@@ -114,12 +115,15 @@ def test_peers_hold_the_parts_that_one_process_would(feed):
 @pytest.mark.parametrize("shards", [1, 2, 5, 11])
 @pytest.mark.parametrize("kind", ["arrays", "dataset"])
 def test_shards_of_a_pass_hold_every_row_once(feed, tf, kind, shards):
-    from tf2dist.feed import Batches, Part
+    from tf2dist.datasets import Batches
+    from tf2dist.feed import Part
 
     if kind == "dataset":
         feed = Batches(tf.data.Dataset.from_tensor_slices(feed.arrays).batch(BATCH))
     held = feed.tensors()  # as on a remote worker, also for the dataset: through its serialized graph
-    rows = [x for s in range(shards) for batch in feed.one_pass(held, Part(), s, shards) for x in batch[0].numpy()]
+    rows = [
+        x for s in range(shards) for batch in feed.one_pass(held, Part(), None, s, shards) for x in batch[0].numpy()
+    ]
     assert sorted(rows) == list(range(ROWS))
 
 
@@ -136,7 +140,7 @@ def test_transform_runs_on_batches(tf):
 
 
 def test_a_dataset_that_calls_python_cannot_travel(tf):
-    from tf2dist.feed import Batches
+    from tf2dist.datasets import Batches
 
     calls = tf.data.Dataset.range(3).map(lambda v: tf.numpy_function(lambda a: a, [v], tf.int64))
     with pytest.raises(ValueError, match="calls Python"):

@@ -89,9 +89,10 @@ def test_every_step_is_run_once_whatever_the_workers(fixed, workers):
 def test_the_last_steps_are_spread_over_the_workers():
     found = Pace()
     for _ in range(20):
-        found.observe(100, 0.01)
+        found.observe(100, 100 * pace._LEAST / 5)
     assert found.next(60, workers=6) == 10
-    assert found.next(3, workers=6) == 1
+    assert found.next(20, workers=6) == 5  # not cut into what takes no time
+    assert found.next(3, workers=6) == 3
 
 
 @pytest.mark.parametrize("steps", [0, -1])

@@ -36,6 +36,8 @@ def at(jobs, job, index):
         ("ps", WITH_CHIEF, ("chief", 0), Role.COORDINATOR),
         ("ps", WITH_CHIEF, ("worker", 0), Role.SERVER),
         ("ps", WITH_CHIEF, ("ps", 1), Role.SERVER),
+        *[(name, ONE, ("evaluator", 0), Role.EVALUATOR) for name in STRATEGIES],
+        ("ps", TF1, ("evaluator", 0), Role.EVALUATOR),
     ],
 )
 def test_role(strategy, jobs, task, role):
@@ -54,8 +56,6 @@ def test_role(strategy, jobs, task, role):
         ("ps", ONE, ("worker", 0), "at least one ps and one worker, found 0 and 1"),
         ("ps", PEERS, ("worker", 1), "at least one ps and one worker, found 0 and 2"),
         ("ps", NO_WORKER, ("chief", 0), "at least one ps and one worker, found 1 and 0"),
-        *[(name, ONE, ("evaluator", 0), "evaluator") for name in STRATEGIES],
-        ("ps", TF1, ("evaluator", 0), "evaluator"),
     ],
 )  # fmt: skip
 def test_strategy_and_cluster_do_not_go_together(strategy, jobs, task, told):

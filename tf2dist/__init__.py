@@ -8,11 +8,14 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tf2dist import layers
+    from tf2dist.checkpoint import Checkpoint
     from tf2dist.cluster import Cluster, ClusterError, Task
-    from tf2dist.feed import Examples
+    from tf2dist.examples import Examples
     from tf2dist.joining import join
-    from tf2dist.loop import evaluate, fit, updates
+    from tf2dist.loop import evaluate, fit, predict, updates
     from tf2dist.names import STRATEGIES
+    from tf2dist.parameter_server import ParameterServer
     from tf2dist.roles import Role, role_of, serve
     from tf2dist.strategy import make_strategy
 
@@ -20,11 +23,14 @@ _HOME = {
     "Cluster": "cluster",
     "ClusterError": "cluster",
     "Task": "cluster",
-    "Examples": "feed",
+    "Checkpoint": "checkpoint",
+    "Examples": "examples",
     "join": "joining",
     "fit": "loop",
     "evaluate": "loop",
+    "predict": "loop",
     "updates": "loop",
+    "ParameterServer": "parameter_server",
     "Role": "roles",
     "role_of": "roles",
     "serve": "roles",
@@ -34,15 +40,19 @@ _HOME = {
 
 __all__ = [
     "STRATEGIES",
+    "Checkpoint",
     "Cluster",
     "ClusterError",
     "Examples",
+    "ParameterServer",
     "Role",
     "Task",
     "evaluate",
     "fit",
     "join",
+    "layers",
     "make_strategy",
+    "predict",
     "role_of",
     "serve",
     "updates",
@@ -51,6 +61,8 @@ __all__ = [
 
 def __getattr__(name: str):
     """Imports the module that holds `name` (PEP 562)."""
+    if name == "layers":
+        return importlib.import_module("tf2dist.layers")
     if name not in _HOME:
         raise AttributeError(f"module 'tf2dist' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"tf2dist.{_HOME[name]}"), name)

@@ -21,7 +21,7 @@ def replacing(*paths: str) -> Iterator[list[str]]:
     try:
         yield parts
         for part in parts:
-            _flush(part, os.O_RDWR)
+            flush(part)
         for path, part in zip(paths, parts, strict=True):
             os.replace(part, path)
     except BaseException:
@@ -31,11 +31,16 @@ def replacing(*paths: str) -> Iterator[list[str]]:
         raise
     for folder in {folder for folder, _ in places}:
         with contextlib.suppress(OSError):  # some file systems cannot flush a directory; the files are in place
-            _flush(folder, os.O_RDONLY)
+            flush(folder)
 
 
-def _flush(path: str, mode: int) -> None:
-    handle = os.open(path, mode)
+def flush(path: str) -> None:
+    """Waits until a file, or the names in a directory, are on the disk.
+
+    Raises:
+        OSError: the disk is full, say.
+    """
+    handle = os.open(path, os.O_RDONLY if os.path.isdir(path) else os.O_RDWR)
     try:
         os.fsync(handle)
     finally:

@@ -25,7 +25,7 @@ def from_hosts(
 
     Args:
       ps_hosts, worker_hosts: addresses "host:port" in the order of their indices.
-      job_name: "ps" or "worker": which of them this process is,
+      job_name: "ps" or "worker": which of them this process is; or "evaluator", which has no address,
       task_index: and which one of the job; 0 if not given and the job has one task only.
 
     Raises:
@@ -41,7 +41,9 @@ def from_hosts(
     hosts = {"ps": ps_hosts, "worker": worker_hosts} if ps_hosts else {"worker": worker_hosts}
     if not job_name:
         raise ClusterError(f"the host flags need --job_name={'|'.join(hosts)} and --task_index: which task is this?")
-    if job_name not in hosts:
+    if job_name == "evaluator":
+        task_index = task_index or 0
+    elif job_name not in hosts:
         raise ClusterError(f"unknown --job_name={job_name}; this job has {', '.join(hosts)}")
     if task_index is None:
         if len(hosts[job_name]) > 1:

@@ -32,7 +32,7 @@ def join(
     """Takes this process's place in the job and returns its strategy.
 
     A server (a ps, or a worker that a coordinator leads) serves inside of this call and the process exits when the
-    job is done, so what follows in the script runs only where a loop is run. Without a cluster "one", "mirrored"
+    job is done, so what follows in the script runs only where a loop is run, and in an evaluator. Without a cluster "one", "mirrored"
     and "central" just work.
 
     Args:
@@ -58,6 +58,10 @@ def join(
     if role is Role.COORDINATOR:
         assert cluster is not None
         return _coordinate(name, replicas, cluster, start_timeout)
+    if role is Role.EVALUATOR:
+        global _evaluates
+        _evaluates = True
+        return _make("one", None, None)
     if role is Role.PEER:
         assert cluster is not None
         return _peer(name, replicas, cluster, start_timeout)
@@ -65,11 +69,13 @@ def join(
 
 
 def _make(name: str, replicas: int | None, cluster: Cluster | None) -> tf.distribute.Strategy:
+    global _joined
     quiet.import_tensorflow()
     from tf2dist.strategy import make_strategy
 
     with quiet.held_back_stderr():
-        return make_strategy(name, replicas=replicas, cluster=cluster)
+        _joined = make_strategy(name, replicas=replicas, cluster=cluster)
+    return _joined
 
 
 def _serve_and_exit(cluster: Cluster, limit: float) -> None:
@@ -155,7 +161,8 @@ def _die_with(parent: int) -> None:
         os._exit(1)
 
 
-_failed = False
+_failed = _evaluates = False
+_joined: tf.distribute.Strategy | None = None
 _watch: Lead | Follow | None = None  # who would notice that another task is gone
 
 
@@ -167,6 +174,21 @@ def _remember(watch: Lead | Follow) -> None:
 def first_loss() -> str:
     """Which other task of the job was lost first, as "ps 0 at host:port is gone: ..."; empty if none was."""
     return _watch.first_loss if _watch else ""
+
+
+def evaluates() -> bool:
+    """Is this process the job's evaluator?"""
+    return _evaluates
+
+
+def joined() -> tf.distribute.Strategy | None:
+    """The strategy of the job that this process has joined; None if it has not."""
+    return _joined
+
+
+def lost() -> list[Task]:
+    """The tasks of the job that are gone, as far as this process leads it."""
+    return list(_watch.lost) if isinstance(_watch, Lead) else []
 
 
 def failed() -> None:

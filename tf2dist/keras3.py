@@ -3,8 +3,17 @@
 Each is guarded by a test in tests/test_keras3.py that fails when upstream has mended it.
 """
 
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Iterator
+
 import keras
 import tensorflow as tf
+from keras.src.backend.common.stateless_scope import in_stateless_scope
+from keras.src.backend.tensorflow.optimizer import TFOptimizer
+from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 
 class AtomicCounter(keras.Variable):
@@ -16,6 +25,8 @@ class AtomicCounter(keras.Variable):
     """
 
     def assign_add(self, value):
+        if in_stateless_scope():
+            return super().assign_add(value)
         self.value.assign_add(tf.cast(value, self.dtype))
         return self.value
 
@@ -26,9 +37,8 @@ def count_atomically(optimizer: keras.optimizers.Optimizer) -> None:
     `keras.Variable` has a `__class__` like any Python object, so the counter changes its behaviour and keeps its
     place, name and value in everything that already refers to it: checkpoints, schedules, `optimizer.variables`.
     """
-    for counted in (optimizer, getattr(optimizer, "inner_optimizer", None)):
-        if counted is not None:
-            counted.iterations.__class__ = AtomicCounter
+    for counted in all_of(optimizer):
+        counted._iterations.__class__ = AtomicCounter
 
 
 def aggregate_by_default(strategy: tf.distribute.Strategy) -> None:
@@ -53,3 +63,33 @@ def _natural_aggregation(kwargs) -> tf.VariableAggregation:
     dtype = kwargs.get("dtype")
     is_float = dtype is None or tf.as_dtype(dtype).is_floating
     return tf.VariableAggregation.MEAN if is_float else tf.VariableAggregation.ONLY_FIRST_REPLICA
+
+
+def all_of(optimizer: keras.optimizers.Optimizer) -> list[keras.optimizers.Optimizer]:
+    """The optimizer, and those that it wraps (LossScaleOptimizer, MultiOptimizer)."""
+    wrapped = [*getattr(optimizer, "_inner_optimizers", ()), getattr(optimizer, "inner_optimizer", None)]
+    return [optimizer, *(o for o in wrapped if o is not None)]
+
+
+_STATELESS = (
+    "assign", "assign_add", "assign_sub", "_apply_weight_decay", "_backend_update_step",
+    "_overwrite_model_variables_with_average_value", "_backend_increment_gradient_accumulators",
+)  # fmt: skip
+
+
+@contextlib.contextmanager
+def on_tensors(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+    """Inside, and inside of a `keras.StatelessScope`, the optimizer's `apply` reads and writes the scope's tensors.
+
+    Keras's `stateless_apply` raises on the TensorFlow backend ("incompatible with tf.distribute"), because that
+    backend writes to `tf.Variable`s; its other backends' methods, which the base class has, write to the scope.
+    """
+    methods = {name: getattr(BaseOptimizer, name) for name in _STATELESS}
+    methods["_var_key"] = lambda self, variable: TFOptimizer._var_key(self, variable._value)  # not the scope's tensor
+    for name, method in methods.items():
+        vars(optimizer)[name] = types.MethodType(method, optimizer)
+    try:
+        yield
+    finally:
+        for name in methods:
+            del vars(optimizer)[name]

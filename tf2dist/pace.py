@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-_SECONDS = 0.15  # long against the cost of a call (under a millisecond), short for a person who presses Ctrl-C
+_SECONDS = 0.4  # long against the cost of a call (some milliseconds, if a worker makes it), short for a person
+_LEAST = 0.05  # seconds; what is left is not cut into shorter executions than this to spread it over workers
 _MOST = 2000  # steps
 
 
 class Pace:
-    """Chooses the steps of the next execution, so that each takes about 0.15 s, or always the number it was given.
+    """Chooses the steps of the next execution, so that each takes about 0.4 s, or always the number it was given.
 
     The first execution runs one step and includes tracing, so its time says nothing. From then on the length
     grows at most twofold at a time: a single measurement on a busy machine can be far off.
@@ -21,11 +22,12 @@ class Pace:
             raise ValueError(f"steps_per_execution must be at least 1, found {steps_per_execution}")
         self._fixed = steps_per_execution
         self._steps = steps_per_execution or 1
+        self._least = 1
         self._warm = 0
 
     def next(self, left: int, workers: int = 1) -> int:
         """Steps for the next execution, when `left` steps are to be spread over `workers`."""
-        fair = max(1, left // workers) if self._fixed is None else left
+        fair = max(self._least, left // workers) if self._fixed is None else left
         return min(self._steps, fair, left)
 
     def observe(self, steps: int, seconds: float) -> None:
@@ -37,3 +39,4 @@ class Pace:
             return
         best = _SECONDS * steps / seconds
         self._steps = max(1, min(int(best), 2 * self._steps, _MOST))
+        self._least = max(1, min(int(_LEAST * steps / seconds), self._steps))

@@ -13,6 +13,7 @@ class Role(enum.Enum):
     SOLO = "runs the loop, alone"
     PEER = "runs the loop in lockstep with its peers"
     COORDINATOR = "runs the loop and sends the steps to workers"
+    EVALUATOR = "evaluates the checkpoints of the others"
     SERVER = "serves variables, or runs the steps that it is sent"
 
 
@@ -23,7 +24,7 @@ def role_of(strategy: str, cluster: Cluster | None) -> Role:
       ClusterError: when the strategy and the cluster do not go together.
     """
     if cluster is not None and cluster.task.job == "evaluator":
-        raise ClusterError("an evaluator task is not supported yet; leave it out of the job")
+        return Role.EVALUATOR
     if strategy not in ("ps", "multiworker"):
         if cluster is not None and len(cluster.tasks) > 1:
             raise ClusterError(

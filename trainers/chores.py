@@ -9,6 +9,8 @@ import time
 import keras
 import tensorflow as tf
 
+import tf2dist
+
 
 def save(model: keras.Model, path: str) -> None:
     """Saves the model whole or not at all: a file that is there already stays until the new one is complete.
@@ -23,7 +25,7 @@ def save(model: keras.Model, path: str) -> None:
 
 
 class FirstStep(keras.callbacks.Callback):
-    """Notes how many seconds after the user's command the first step was done.
+    """Notes how many seconds after the user's command the first step was done, and how many were made.
 
     Args:
       began: Unix time of the command.
@@ -33,6 +35,16 @@ class FirstStep(keras.callbacks.Callback):
         super().__init__()
         self._began, self._clock = began, clock
         self.seconds: float | None = None
+        self._before: int | None = None
+
+    @property
+    def trained(self) -> int:
+        """Updates that were made since, without those of a checkpoint that was gone on from."""
+        return 0 if self._before is None else tf2dist.updates(self.model) - self._before
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if self._before is None:
+            self._before = tf2dist.updates(self.model)
 
     def on_train_batch_end(self, batch, logs=None):
         if self.seconds is None:
@@ -75,13 +87,16 @@ class StepLines(keras.callbacks.Callback):
         super().__init__()
         self._say, self._every, self._batch_size, self._per_epoch = say, every, batch_size, per_epoch
         self._clock = clock
-        self._before = self._step = self._shown = 0
-
-    def on_train_begin(self, logs=None):
-        self._then = self._clock()
+        self._before = self._step = 0
+        self._shown: int | None = None
 
     def on_epoch_begin(self, epoch, logs=None):
-        self._before = self._step
+        self._before = epoch * self._per_epoch if self._shown is None else self._step
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if self._shown is None:  # training may go on in the middle
+            self._step = self._shown = self._before + batch
+            self._then = self._clock()
 
     def on_train_batch_end(self, batch, logs=None):
         last, self._step = self._step, self._before + batch + 1

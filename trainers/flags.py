@@ -22,11 +22,14 @@ _REPLICAS = flags.DEFINE_integer(
 )
 _PS_HOSTS = flags.DEFINE_list("ps_hosts", [], "Parameter servers of the job, host:port,...")
 _WORKER_HOSTS = flags.DEFINE_list("worker_hosts", [], "Workers of the job, host:port,...; worker 0 also coordinates.")
-_JOB_NAME = flags.DEFINE_string("job_name", None, "Which job this process belongs to: ps or worker.")
+_JOB_NAME = flags.DEFINE_string("job_name", None, "Which job this process belongs to: ps, worker or evaluator.")
 _TASK_INDEX = flags.DEFINE_integer("task_index", None, "Which task of the job this process is.", lower_bound=0)
 flags.DEFINE_alias("task_id", "task_index")
 _LOGDIR = flags.DEFINE_string(
-    "logdir", None, "Directory for TensorBoard and the trained model; nothing is written without."
+    "logdir",
+    None,
+    "Directory for checkpoints, which training goes on from, TensorBoard and the trained model; nothing "
+    "is written without.",
 )
 _SEED = flags.DEFINE_integer(
     "seed", 1, "Of initial weights and of the order of the data.", lower_bound=0, upper_bound=2**32 - 1
@@ -64,6 +67,11 @@ class Shared:
     def role(self) -> Role:
         """What this process does, given its cluster."""
         return role_of(self.strategy, self.cluster)
+
+    @property
+    def evaluates(self) -> bool:
+        """Is this process the job's evaluator?"""
+        return self.role is Role.EVALUATOR
 
     @property
     def leads(self) -> bool:
@@ -123,8 +131,8 @@ def read() -> Shared:
         strategy, cluster, _REPLICAS.value, _PS.value, _WORKERS.value, _LOGDIR.value, _SEED.value, _XLA.value,
         _MIXED_PRECISION.value, _REPORT.value,
     )  # fmt: skip
-    if cluster:
-        _ = shared.role  # raises when the strategy does not fit the cluster
+    if cluster and shared.role is Role.EVALUATOR and not shared.logdir:
+        raise UsageError("an evaluator follows the checkpoints in --logdir, and none is given; name that of the job")
     return shared
 
 

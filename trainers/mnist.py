@@ -19,6 +19,13 @@ _DATA_DIR = flags.DEFINE_string("data_dir", None, "Where tensorflow-datasets kee
 _EPOCHS = flags.DEFINE_integer("epochs", None, "Passes over the training data; the preset's.", lower_bound=1)
 _STEPS = flags.DEFINE_integer("steps", None, "Updates, instead of epochs; the preset's.", lower_bound=1)
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", None, "Examples of one update; the preset's.", lower_bound=1)
+_SYNC = flags.DEFINE_boolean("sync", False, "Under ps: updates of all workers' gradients on the same weights.")
+_BACKUP_WORKERS = flags.DEFINE_integer(
+    "backup_workers", 0, "Workers that a --sync update does not wait for.", lower_bound=0
+)
+_LOCAL_STEPS = flags.DEFINE_integer(
+    "local_steps", 1, "Under ps: steps between two meetings with the servers.", lower_bound=1
+)
 _LEARNING_RATE = flags.DEFINE_float("learning_rate", None, "The preset's if not given.", lower_bound=0.0)
 
 _FEW = 5_000  # images in a set so small that it takes more passes to learn from
@@ -31,6 +38,7 @@ def prepare(shared):
         raise UsageError(f"--epochs={_EPOCHS.value} and --steps={_STEPS.value} both say how long; give one")
     if not math.isfinite(_LEARNING_RATE.value or 0.0):
         raise UsageError(f"--learning_rate={_LEARNING_RATE.value} is no number to learn with; give one from 0 on")
+    _parameter_server(shared)
     if (replicas := shared.replicas_in_sync()) is not None:
         _batch_size(replicas)
     return find(_DATASET.value, _DATA_DIR.value).to_json()
@@ -68,6 +76,8 @@ def train(run, prepared):
     else:
         lines = chores.EpochLines(run.say, epochs, min(images.train_examples, per_epoch * batch_size))
     callbacks = [first_step, lines]
+    if run.shared.logdir:
+        callbacks.append(tf2dist.Checkpoint(run.shared.logdir, every_seconds=60, every_steps=1000))
     if run.shared.logdir and run.leads:
         callbacks.append(chores.Summaries(run.shared.logdir))
 
@@ -77,17 +87,25 @@ def train(run, prepared):
         images.train,
         epochs=epochs,
         steps_per_epoch=per_epoch,
-        validation_data=None if preset.print_every else images.test,
+        validation_data=None if preset.print_every and not run.evaluates else images.test,
         callbacks=callbacks,
         steps_per_execution=preset.print_every,
+        parameter_server=_parameter_server(run.shared),
         verbose=0,
     )
+    if run.evaluates:
+        return {}
     seconds = time.perf_counter() - began
     logs = tf2dist.evaluate(model, images.test)
     steps = tf2dist.updates(model)
-    rate = epochs * per_epoch / images.steps_per_pass * images.train_examples / seconds
+    trained = first_step.trained
+    rate = trained / images.steps_per_pass * images.train_examples / seconds
     run.say(f"test accuracy {100 * logs['accuracy']:.2f} %, loss {logs['loss']:.4f} on {images.test_examples:,} images")
-    run.say(f"{steps:,} steps in {seconds:.1f} s, {rate:,.0f} examples/s; first step after {first_step.seconds:.1f} s")
+    if trained < steps:
+        run.say(f"went on from a checkpoint of {steps - trained:,} steps in {run.shared.logdir}")
+    if trained:
+        speed = f"{trained:,} steps in {seconds:.1f} s, {rate:,.0f} examples/s"
+        run.say(f"{speed}; first step after {first_step.seconds:.1f} s")
     if run.shared.logdir and run.leads:
         chores.save(model, f"{run.shared.logdir}/model.keras")
     return {
@@ -102,6 +120,27 @@ def train(run, prepared):
         "seconds": seconds,
         "first_step_seconds": first_step.seconds,
     }
+
+
+def _parameter_server(shared):
+    """How workers make their updates; None for strategies without servers."""
+    from tf2dist.parameter_server import ParameterServer
+
+    if shared.strategy != "ps":
+        for flag in (_SYNC, _BACKUP_WORKERS, _LOCAL_STEPS):
+            if flag.value != flag.default:
+                raise UsageError(f"--{flag.name} is for strategy ps, and the strategy is {shared.strategy}")
+        return None
+    workers = shared.cluster.count("worker") if shared.cluster else shared.workers
+    if _SYNC.value and _BACKUP_WORKERS.value >= workers:
+        raise UsageError(
+            f"--backup_workers={_BACKUP_WORKERS.value} leaves none of the {workers} workers to wait for; at most "
+            f"{workers - 1} can be backups"
+        )
+    try:
+        return ParameterServer("sync" if _SYNC.value else "async", _BACKUP_WORKERS.value, _LOCAL_STEPS.value)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
 
 
 def _batch_size(replicas: int) -> int:

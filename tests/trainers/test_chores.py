@@ -33,6 +33,7 @@ def train(lines, clock, epochs, seconds_a_step=0.01, logs=None):
         lines.on_epoch_begin(number)
         done = 0
         for steps in executions:
+            lines.on_train_batch_begin(done)
             clock.now += steps * seconds_a_step
             done += steps
             lines.on_train_batch_end(done - 1, logs)
@@ -51,6 +52,17 @@ def test_first_step(clock):
     clock.now = 200.0
     first.on_train_batch_end(1)
     assert first.seconds == 7.5
+
+
+@pytest.mark.parametrize(("epoch", "batch"), [(2, 0), (2, 30)])
+def test_training_that_goes_on_from_a_checkpoint(clock, said, epoch, batch):
+    lines = StepLines(said.append, 10, 100, 60, clock)
+    lines.on_epoch_begin(epoch)
+    lines.on_train_batch_begin(batch)
+    clock.now += 0.1
+    lines.on_train_batch_end(batch + 9)
+    assert said[0].startswith(f"step {120 + batch + 10}  epoch 3  batch {batch + 10}/60")
+    assert "  10.00 ms/step  " in said[0]
 
 
 def test_a_line_an_epoch(clock, said):
@@ -117,6 +129,7 @@ def test_a_slow_first_line_does_not_slow_the_next(clock, said):
     lines = StepLines(said.append, 1, 100, 600, clock)
     lines.on_train_begin()
     lines.on_epoch_begin(0)
+    lines.on_train_batch_begin(0)
     clock.now += 5.0
     lines.on_train_batch_end(0)
     clock.now += 0.02

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from tf2dist.data import images, tfrecord
-from tf2dist.feed import Batches, Examples
+from tf2dist.datasets import Batches
+from tf2dist.examples import Examples
 
 _SHUFFLE = 10_000  # records in the shuffle buffer of files
 

@@ -1,6 +1,8 @@
 """Run in every process of a parameter server job: trains for a while and reports; says when it is well under way.
 
-python -m tests.cluster.programs.long OUT
+python -m tests.cluster.programs.long OUT [BACKUP_WORKERS]
+
+With a number of backup workers updates are synchronous.
 """
 
 import json
@@ -27,6 +29,8 @@ class UnderWay(keras.callbacks.Callback):
 
 with strategy.scope():
     model = classifier(OPTIMIZERS["sgd"]())
+backups = int(sys.argv[2]) if len(sys.argv) > 2 else None
+options = None if backups is None else tf2dist.ParameterServer("sync", backup_workers=backups)
 history = tf2dist.fit(
     model,
     data(),
@@ -36,6 +40,7 @@ history = tf2dist.fit(
     validation_data=data(),
     callbacks=[UnderWay()],
     steps_per_execution=5,
+    parameter_server=options,
 )
 result = {"updates": tf2dist.updates(model), "epochs": len(history.history["loss"]), "history": history.history}
 (out / "result.json").write_text(json.dumps(result))
