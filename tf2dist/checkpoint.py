@@ -37,7 +37,7 @@ class Saved:
 
     Attributes:
       position: updates since its epoch 0.
-      totals: the sums of the epoch so far, of metrics and loss.
+      totals: the sums of the epoch so far, of metrics and loss; f64.
     """
 
     position: int
@@ -60,8 +60,6 @@ class Checkpoint(keras.callbacks.Callback):
     Raises:
       ValueError: numbers that make no sense; from `fit`, a CheckpointError for one that does not fit the model.
     """
-
-    needs_no_logs = True
 
     def __init__(
         self,
@@ -86,14 +84,14 @@ class Checkpoint(keras.callbacks.Callback):
     def begin(self, training) -> Saved | None:
         """Restores the newest checkpoint into the model of a `Training`; None if there is none."""
         self._training, self._writes = training, peers.of(training.program.strategy)[1] == 0
-        self._position, self._time = -1, time.monotonic()
+        self._position, self._time = 0, time.monotonic()
         found, position = None, -1
         if self._writes:
             _discard_unfinished(self.directory)
             found = self._newest_readable()
             position = -1 if found is None else found.position
             self._begin_pulse()  # a checkpoint that does not fit has ended it before
-        zeros = [np.asarray(z) for z in training.program.steps(training.feed).zeros()]
+        zeros = [np.asarray(z, np.float64) for z in training.program.steps(training.feed).zeros()]
         strategy = training.program.strategy
         (position,) = peers.from_first(strategy, [position])
         if position < 0:
@@ -110,15 +108,15 @@ class Checkpoint(keras.callbacks.Callback):
                 print(f"tf2dist: {path} is damaged ({error}); trying the one before", file=sys.stderr, flush=True)
         return None
 
-    def on_train_batch_end(self, batch, logs=None):
-        training = self._training
-        if training is None or not self._writes:
-            return
-        due = self.every_seconds is not None and time.monotonic() - self._time >= self.every_seconds
-        if not due and self.every_steps is not None:
-            due = training.position // self.every_steps > max(self._position, 0) // self.every_steps
-        if due:
-            self.save()
+    def due(self) -> bool:
+        """Is it time to save? Training then lets what is under way come to its end first, and calls `save`."""
+        if self._training is None or not self._writes:
+            return False
+        if self.every_seconds is not None and time.monotonic() - self._time >= self.every_seconds:
+            return True
+        if self.every_steps is None:
+            return False
+        return self._training.position // self.every_steps > self._position // self.every_steps
 
     def on_train_end(self, logs=None):
         if self._training is not None and self._writes:
@@ -230,7 +228,7 @@ def restore(model: keras.Model, path: str) -> Saved:
     """
     with open(os.path.join(path, _STATE)) as file:
         state = json.load(file)
-    saved = Saved(int(state["position"]), [np.asarray(t) for t in state["totals"]])
+    saved = Saved(int(state["position"]), [np.asarray(t, np.float64) for t in state["totals"]])
     for owner, theirs in state["shapes"].items():
         ours = _shapes(model)[owner]
         if ours != theirs:

@@ -28,6 +28,7 @@ class Training:
         self.model, self.dispatcher = program.model, program.dispatcher
         self._nan_stops = not has(hooks, keras.callbacks.TerminateOnNaN)
         self._wants_logs = wants_batch_logs(hooks)
+        self._checkpoints = [c for c in hooks.callbacks if isinstance(c, Checkpoint)]
         self._dropped = 0
 
     def run(self, initial_epoch: int, epochs: int, validation, frequency: int | Sequence[int]):
@@ -64,7 +65,7 @@ class Training:
             (first,) = peers.from_first(self.program.strategy, [first])
             peers.copy_first(self.program.strategy, [*model.variables, *model.optimizer.variables])
         position, totals = int(first) * self.per_epoch, None
-        for checkpoint in (c for c in self.hooks.callbacks if isinstance(c, Checkpoint)):
+        for checkpoint in self._checkpoints:
             found = checkpoint.begin(self)
             if found is not None and found.position > position:
                 position, totals = found.position, Totals(self.program.steps(self.feed))
@@ -100,7 +101,12 @@ class Training:
         dispatcher, hooks, model = self.dispatcher, self.hooks, self.model
         waiting = 0  # executions under way
         while True:
-            while position < until and not model.stop_training and waiting < dispatcher.in_flight:
+            due = [c for c in self._checkpoints if c.due()]
+            if due and not waiting:  # nothing changes while it is saved
+                for checkpoint in due:
+                    checkpoint.save()
+                due = []
+            while position < until and not (due or model.stop_training) and waiting < dispatcher.in_flight:
                 room = min(dispatcher.room(self._end - position), until - position)
                 if not room:
                     break

@@ -43,8 +43,7 @@ def wants_batch_logs(hooks: keras.callbacks.CallbackList) -> bool:
     """Does any callback look at what happens within an epoch? Computing metrics for nobody costs time."""
     base = keras.callbacks.Callback
     names = ("on_train_batch_end", "on_batch_end")
-    lookers = [c for c in hooks.callbacks if not getattr(c, "needs_no_logs", False)]
-    return any(getattr(type(c), name) is not getattr(base, name) for c in lookers for name in names)
+    return any(getattr(type(c), name) is not getattr(base, name) for c in hooks.callbacks for name in names)
 
 
 def has(hooks: keras.callbacks.CallbackList, kind: type) -> bool:

@@ -130,7 +130,7 @@ class Totals:
 
 def _identity(model: keras.Model) -> tuple:
     """What a program was made for; when any of it is replaced, another program is made."""
-    return model.optimizer, model._compile_loss, model._compile_metrics, model.distribute_strategy
+    return getattr(model, "optimizer", None), model._compile_loss, model._compile_metrics, model.distribute_strategy
 
 
 def _build(model: keras.Model, spec) -> None:

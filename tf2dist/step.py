@@ -160,13 +160,15 @@ class Steps(Outputs):
         loss, examples, *states = totals
         logs: dict[str, Any] = {"loss": float(loss / examples) if examples else float("nan")}
         states = [tf.cast(s, v.dtype) for s, v in zip(states, self.variables, strict=True)]
-        inner = {}
-        for metric in self._inner:
-            mine, states = states[: len(metric.variables)], states[len(metric.variables) :]
-            value = metric.stateless_result(mine)
-            inner |= value if isinstance(value, dict) else {metric.name: value}
-        compiled = {} if self._metrics is None else self._metrics.stateless_result(states)
-        for name, value in (compiled | inner).items():
-            value = np.asarray(value)
+        inner, compiled = {}, {}
+        with keras.StatelessScope(list(zip(self.variables, states, strict=True))):
+            for metric in self._inner:
+                value = metric.result()
+                inner |= value if isinstance(value, dict) else {metric.name: value}
+            if self._metrics is not None:
+                compiled = self._metrics.result()
+            # Inside of the scope: a result may be one of the variables itself.
+            results = {name: np.asarray(tf.convert_to_tensor(value)) for name, value in (compiled | inner).items()}
+        for name, value in results.items():
             logs[name] = float(value) if value.ndim == 0 else value
         return logs

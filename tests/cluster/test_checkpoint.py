@@ -1,0 +1,55 @@
+"""Every process of a job is killed in the middle, on every strategy; started again, it goes on where it was."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+
+import tf2dist
+from tests.cluster.programs import __name__ as PROGRAMS
+from tests.models import OPTIMIZERS, classifier, data, weights
+from tf2dist import checkpoint as files
+
+LAYOUTS = {
+    "one": [],
+    "mirrored": [],
+    "central": [],
+    "multiworker": ["--workers=2"],
+    "ps": ["--ps=2", "--workers=2"],
+}
+EPOCHS, PER_EPOCH = 30, 40
+pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def expected(tf):
+    """The weights of a training in this process that nothing has ended."""
+    with tf2dist.make_strategy("one").scope():
+        model = classifier(OPTIMIZERS["adam"]())
+    tf2dist.fit(model, data(), batch_size=16, seed=3, epochs=EPOCHS, steps_per_epoch=PER_EPOCH)
+    return weights(model)
+
+
+@pytest.mark.parametrize("strategy", LAYOUTS)
+def test_killed_and_started_again(launched, tmp_path, expected, strategy):
+    program = (f"{PROGRAMS}.resume", strategy, str(tmp_path))
+    job = launched(LAYOUTS[strategy], *program)
+    job.until("under_way")
+    job.kill()
+    directory = tmp_path / "checkpoints"
+    saved = [int(path.rpartition("-")[2]) for path in files.checkpoints(directory)]
+    assert saved
+    assert saved[-1] >= 180
+    (tmp_path / "go_on").touch()
+    job = launched(LAYOUTS[strategy], *program)
+    status, error = job.ends("launcher")
+    assert status == 0, error
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["updates"] == EPOCHS * PER_EPOCH
+    assert result["epochs"] == EPOCHS - saved[-1] // PER_EPOCH
+    assert [name for name in os.listdir(directory) if name.endswith(".part")] == []
+    assert files.status(directory)[0] == "done"
+    if strategy != "ps":  # asynchronous workers do not go the same way twice
+        for ours, theirs in zip(result["weights"], expected, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=2e-3, atol=2e-4)
