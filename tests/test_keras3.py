@@ -69,3 +69,99 @@ def test_upstream_mirrored_strategies_share_collective_keys():
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=120)
     assert done.returncode != 0
     assert "Shape mismatch in the collective instance" in done.stderr
+
+
+def updated(tf, strategy, optimizer, apply):
+    """What one update makes of a weight of 0 whose gradient is 1 on each of two replicas."""
+    with strategy.scope():
+        weight = keras.Variable([0.0])
+        optimizer = optimizer()
+        optimizer.build([weight])
+
+    @tf.function
+    def update():
+        strategy.run(lambda: apply(optimizer, [tf.ones([1])], [weight]))
+
+    update()
+    return float(keras.ops.convert_to_numpy(weight)[0])
+
+
+def upstream(optimizer, gradients, variables):
+    optimizer.apply(gradients, variables)
+
+
+@pytest.fixture
+def mirrored(tf):
+    return tf2dist.make_strategy("mirrored", replicas=2)
+
+
+def clipped():
+    return keras.optimizers.SGD(1.0, clipvalue=1.0)
+
+
+def test_upstream_clips_the_parts_of_a_gradient(tf, mirrored):
+    """Fails when Keras clips the sum over the replicas; then whole_gradients.apply need not sum first."""
+    from tf2dist import whole_gradients
+
+    assert updated(tf, mirrored, clipped, upstream) == -2.0
+    assert updated(tf, mirrored, clipped, whole_gradients.apply) == -1.0
+
+
+@pytest.mark.parametrize(
+    "options", [{"gradient_accumulation_steps": 2}, {"use_ema": True, "ema_overwrite_frequency": 2}]
+)
+def test_upstream_decides_inside_of_a_replica(tf, mirrored, options):
+    """Fails when Keras accumulates, or overwrites with averages, on several replicas; then ours can go."""
+    from tf2dist import whole_gradients
+
+    with pytest.raises(Exception, match="merge_call"):
+        updated(tf, mirrored, lambda: keras.optimizers.SGD(1.0, **options), upstream)
+    updated(tf, mirrored, lambda: keras.optimizers.SGD(1.0, **options), whole_gradients.apply)
+
+
+def test_upstream_scales_losses_inside_of_a_replica(tf, monkeypatch):
+    """Fails when Keras's LossScaleOptimizer works on central storage; then _finite_gradients can go."""
+    from tf2dist import whole_gradients
+
+    central = tf2dist.make_strategy("central", replicas=2)
+
+    def scaled():
+        return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0), initial_scale=1.0)
+
+    assert updated(tf, central, scaled, whole_gradients.apply) == -2.0
+    monkeypatch.setattr(
+        keras.optimizers.LossScaleOptimizer,
+        "_stateful_handle_finite_grads",
+        whole_gradients._keras_finite_gradients,
+    )
+    with pytest.raises(Exception, match="merge_call"):
+        updated(tf, central, scaled, whole_gradients.apply)
+
+
+def test_upstream_applies_to_variables_only(tf):
+    """Fails when the TensorFlow backend's stateless_apply works; then on_tensors can go."""
+    optimizer = OPTIMIZERS["adam"]()
+    weight = keras.Variable([0.0])
+    optimizer.build([weight])
+    with pytest.raises(ValueError, match="stateless_apply is not supported"):
+        optimizer.stateless_apply([v.value for v in optimizer.variables], [tf.ones([1])], [weight.value])
+
+
+def test_ours_applies_to_tensors(tf):
+    from tf2dist import keras3
+
+    def made():
+        optimizer, weight = OPTIMIZERS["adam"](), keras.Variable([0.5])
+        optimizer.build([weight])
+        return optimizer, weight
+
+    optimizer, weight = made()
+    mapping = [(v, tf.convert_to_tensor(v.value)) for v in [weight, *optimizer.variables]]
+    with keras.StatelessScope(mapping) as scope, keras3.on_tensors(optimizer):
+        optimizer.apply([tf.ones([1])], [weight])
+    found = [scope.get_current_value(v).numpy() for v, _ in mapping]
+    theirs, expected = made()
+    theirs.apply([tf.ones([1])], [expected])
+    assert float(weight.numpy()[0]) == 0.5
+    for ours, variable in zip(found, [expected, *theirs.variables], strict=True):
+        assert ours == pytest.approx(variable.numpy())

@@ -134,4 +134,5 @@ def _finite_gradients(self, grads, trainable_variables) -> None:
     self.dynamic_scale.assign(tf.where(grows, 2 * scale, scale))
 
 
+_keras_finite_gradients = keras.optimizers.LossScaleOptimizer._stateful_handle_finite_grads
 keras.optimizers.LossScaleOptimizer._stateful_handle_finite_grads = _finite_gradients
