@@ -53,3 +53,17 @@ def test_killed_and_started_again(launched, tmp_path, expected, strategy):
     if strategy != "ps":  # asynchronous workers do not go the same way twice
         for ours, theirs in zip(result["weights"], expected, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=2e-3, atol=2e-4)
+
+
+def test_an_evaluator_by_our_launcher(launched, tmp_path):
+    """It evaluates what the job saves, last what it ended with, and ends with it."""
+    report, logs = tmp_path / "report.json", tmp_path / "logs"
+    flags = ["--strategy=ps", "--dataset=digits", "--steps=1500", f"--logdir={logs}", f"--report={report}"]
+    job = launched(["--ps=1", "--workers=2", "--evaluator"], "trainers.mnist", *flags)
+    out, error = job.processes["launcher"].communicate(timeout=200)
+    assert job.processes["launcher"].returncode == 0, error
+    lines = [line for line in out.splitlines() if line.startswith("[evaluator 0] ")]
+    assert lines[-1].startswith("[evaluator 0] evaluation after 1500 updates: ")
+    accuracy = json.loads(report.read_text())["test_accuracy"]
+    assert f"accuracy {accuracy:.4f}" in lines[-1]
+    assert list((logs / "evaluation").glob("events*"))

@@ -63,7 +63,7 @@ def test_backup_workers(results):
 
 @pytest.mark.slow
 def test_a_stopped_worker_is_not_waited_for(by_hand, tmp_path):
-    job = by_hand(f"{PROGRAMS}.long", str(tmp_path), "1")
+    job = by_hand(f"{PROGRAMS}.long", str(tmp_path), "2", "1")
     job.until("under_way")
     job.processes["worker 1"].send_signal(signal.SIGSTOP)
     job.until("result.json")
@@ -80,7 +80,7 @@ def test_a_stopped_worker_is_not_waited_for(by_hand, tmp_path):
 
 @pytest.mark.slow
 def test_a_worker_is_lost_and_the_other_computes_its_gradients(by_hand, tmp_path):
-    job = by_hand(f"{PROGRAMS}.long", str(tmp_path), "0")
+    job = by_hand(f"{PROGRAMS}.long", str(tmp_path), "2", "0")
     job.until("under_way")
     job.processes["worker 1"].kill()
     status, error = job.ends("chief 0")

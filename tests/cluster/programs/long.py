@@ -1,8 +1,8 @@
 """Run in every process of a parameter server job: trains for a while and reports; says when it is well under way.
 
-python -m tests.cluster.programs.long OUT [BACKUP_WORKERS]
+python -m tests.cluster.programs.long OUT [EPOCH [BACKUP_WORKERS]]
 
-With a number of backup workers updates are synchronous.
+EPOCH is after which it is well under way (2); with a number of backup workers updates are synchronous.
 """
 
 import json
@@ -23,13 +23,13 @@ EPOCHS, PER_EPOCH = 40, 60
 
 class UnderWay(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
-        if epoch == 2:
+        if epoch == (int(sys.argv[2]) if len(sys.argv) > 2 else 2):
             (out / "under_way").touch()
 
 
 with strategy.scope():
     model = classifier(OPTIMIZERS["sgd"]())
-backups = int(sys.argv[2]) if len(sys.argv) > 2 else None
+backups = int(sys.argv[3]) if len(sys.argv) > 3 else None
 options = None if backups is None else tf2dist.ParameterServer("sync", backup_workers=backups)
 history = tf2dist.fit(
     model,
