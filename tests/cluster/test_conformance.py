@@ -16,7 +16,7 @@ LAYOUTS = {
     "ps, 1 worker": ["--ps=1", "--workers=1"],
     "ps, 2 workers": ["--ps=2", "--workers=2"],
 }
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
 
 @pytest.fixture(scope="module", params=LAYOUTS)

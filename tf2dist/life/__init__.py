@@ -1,0 +1,4 @@
+"""Conway's Game of Life and its kin: rules, patterns, and engines that compute generations.
+
+`rule`, `patterns`, `classics`, `words` and `picture` import no TensorFlow.
+"""

@@ -1,0 +1,114 @@
+"""What is played: board, rule, edges, and where the pattern lies. No TensorFlow.
+
+A command's words choose it, and where they say nothing the pattern's own. Every error is a
+`tf2dist.data.errors.DataError` in the words of the trainer's flags.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from tf2dist.data.errors import DataError
+from tf2dist.life import classics, patterns, rule, words
+from tf2dist.life.patterns import Pattern
+from tf2dist.life.rule import Rule
+
+_DEFAULT = 50  # rows and columns, as in the tutorials; a pattern gets twice its own size if that is more
+
+
+@dataclass(frozen=True)
+class Game:
+    """What `choose` has found.
+
+    Attributes:
+      pattern: None for a random board.
+      at: row and column of the pattern's upper left corner.
+    """
+
+    rows: int
+    columns: int
+    rule: Rule
+    edges: str
+    pattern: Pattern | None
+    at: tuple[int, int] = (0, 0)
+
+    @property
+    def cells(self) -> int:
+        return self.rows * self.columns
+
+    def __str__(self) -> str:
+        return f"rule {self.rule}, {self.rows}x{self.columns} cells, edges {self.edges}"
+
+    def board(self, seed: int) -> np.ndarray:
+        """The first generation, words u64[rows, w]; a random one has half of its cells alive."""
+        if self.pattern is None:
+            return words.random(self.rows, self.columns, seed)
+        board = np.zeros([self.rows, words.width(self.columns)], np.uint64)
+        words.place(board, self.pattern.cells, self.at)
+        return board
+
+    def write(self, path: str, board: np.ndarray) -> None:
+        """Writes a board of this game as a pattern file, in the format that the path's suffix names."""
+        shape = self.rows, self.columns
+        patterns.write(path, Pattern(words.live(board), *shape, self.rule, (*shape, self.edges)))
+
+
+def choose(pattern: str, size: str | None, at: str | None, rule_text: str | None, edges: str | None) -> Game:
+    """The game that --pattern, --size, --at, --rule and --edges mean; None stands for what the pattern says.
+
+    Raises:
+      DataError: they mean none.
+    """
+    found = _find(pattern)
+    rows, columns = _size(size, found)
+    chosen = rule.parse(rule_text) if rule_text is not None else (found and found.rule) or rule.LIFE
+    edges = edges or (found.board[2] if found and found.board else "torus")
+    if found is None:
+        if at is not None:
+            raise DataError(f"--at={at} says where the pattern is, and a random board has none; give --pattern")
+        return Game(rows, columns, chosen, edges, None)
+    if found.rows > rows or found.columns > columns:
+        raise DataError(
+            f"--pattern={pattern} has {found.rows}x{found.columns} cells and the board {rows}x{columns}; "
+            f"--size={max(rows, found.rows)}x{max(columns, found.columns)} would hold it"
+        )
+    return Game(rows, columns, chosen, edges, found, _corner(at, rows - found.rows, columns - found.columns))
+
+
+def _find(name: str) -> Pattern | None:
+    if name == "random":
+        return None
+    if name in classics.NAMES:
+        return classics.find(name)
+    if not os.path.exists(name):
+        raise DataError(f"--pattern={name} is no file and no name; names are random, {', '.join(classics.NAMES)}")
+    return patterns.read(name)
+
+
+def _size(text: str | None, pattern: Pattern | None) -> tuple[int, int]:
+    if text is None:
+        if pattern is None:
+            return _DEFAULT, _DEFAULT
+        if pattern.board:
+            return pattern.board[:2]
+        return max(_DEFAULT, 2 * pattern.rows), max(_DEFAULT, 2 * pattern.columns)
+    found = re.fullmatch(r"(\d{1,8})x(\d{1,8})", text)
+    if not found:
+        raise DataError(f"--size={text} cannot be read; 50x80 is 50 rows of 80 cells")
+    return int(found[1]), int(found[2])
+
+
+def _corner(text: str | None, last_row: int, last_column: int) -> tuple[int, int]:
+    if text is None:
+        return last_row // 2, last_column // 2
+    found = re.fullmatch(r"(\d{1,8}),(\d{1,8})", text)
+    if not found:
+        raise DataError(f"--at={text} cannot be read; 10,20 is row 10 and column 20, counted from 0")
+    row, column = int(found[1]), int(found[2])
+    if row > last_row or column > last_column:
+        raise DataError(f"--at={text} leaves no room for the pattern; {last_row},{last_column} is the last that does")
+    return row, column

@@ -1,0 +1,208 @@
+"""Lets a board of Conway's Game of Life live: python -m trainers.life --pattern=gosper --size=100x100 --gif=gun.gif."""
+
+import contextlib
+import os
+import tempfile
+import time
+
+from absl import flags
+
+from tf2dist.data.errors import DataError
+from tf2dist.life import classics, engines, game, movie, patterns, picture, saved, screen, words
+from trainers import job
+from trainers.flags import UsageError
+
+_ENGINE = flags.DEFINE_enum("engine", "packed", list(engines.ENGINES), "What computes the generations.")
+_SIZE = flags.DEFINE_string(
+    "size", None, "ROWSxCOLUMNS of the board; the pattern's, or 50x50 and more if it needs more."
+)
+_PATTERN = flags.DEFINE_string(
+    "pattern", "random", f"random, a file (RLE, Life 1.06, plaintext), or one of {', '.join(classics.NAMES)}."
+)
+_AT = flags.DEFINE_string("at", None, "ROW,COLUMN of the pattern's upper left corner; in the middle if not given.")
+_RULE = flags.DEFINE_string(
+    "rule", None, "As B3/S23: born with 3 live neighbours, survives with 2 or 3; the pattern's."
+)
+_EDGES = flags.DEFINE_enum("edges", None, list(patterns.EDGES), "What is beyond the edges; the pattern's, or a torus.")
+_GENERATIONS = flags.DEFINE_integer("generations", 1000, "How many in all.", lower_bound=0, upper_bound=2**60)
+_STOP_ON_CYCLE = flags.DEFINE_boolean("stop_on_cycle", False, "Stop when a board comes back, and say its period.")
+_OUT = flags.DEFINE_string("out", None, f"File for the last generation: {', '.join(patterns.SUFFIXES)}.")
+_GIF = flags.DEFINE_string("gif", None, "File for an animation.")
+_MP4 = flags.DEFINE_string("mp4", None, "File for an animation; needs ffmpeg.")
+_CURVE = flags.DEFINE_string("curve", None, "File for the population of every generation: .png or .csv.")
+_VIEW = flags.DEFINE_enum(
+    "view", "auto", ["auto", "window", "terminal", "none"], "Where to watch; auto: a window if there is a display."
+)
+_EVERY = flags.DEFINE_integer("every", 1, "Generations from one frame to the next.", lower_bound=1)
+_FPS = flags.DEFINE_float("fps", 5.0, "Frames a second.", lower_bound=0.01, upper_bound=100.0)
+_COLOURS = flags.DEFINE_string("colours", "black,white", "Of living and of dead cells: names or #rrggbb.")
+
+# Cells that are computed between two looks at the clock: about a second's work. Processes of a job must agree on it.
+_CHUNK = {"numpy_function": 2e7, "conv": 1e8, "packed": 2e10}
+_CHUNKS_PER_SAVE = 60
+_LINE_SECONDS = 5.0  # between two lines of progress
+
+
+def prepare(shared):
+    """Checks the flags, the pattern and what is in --logdir, before anything heavy is imported."""
+    if shared.strategy in ("central", "ps"):
+        raise UsageError(f"--strategy={shared.strategy} has no place for a board; one, mirrored and multiworker have")
+    if shared.mixed_precision:
+        raise UsageError("--mixed_precision is for floating-point numbers, and a board has none")
+    if shared.xla and _ENGINE.value != "packed":
+        raise UsageError(f"--xla does not compile --engine={_ENGINE.value}; packed is compiled by XLA always")
+    chosen = _game()
+    try:
+        engines.check(_ENGINE.value, chosen.rows, chosen.columns, chosen.edges, shared.replicas_in_sync() or 1)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if shared.logdir and (before := saved.read(shared.logdir)) and before.key != _key(chosen):
+        raise UsageError(f"--logdir={shared.logdir} holds a run of {before.key}, and this is one of {_key(chosen)}")
+    _check_outputs(shared, picture.scale(chosen.rows, chosen.columns))
+
+
+def train(run, prepared):
+    """Computes the generations, and shows and writes what is asked for."""
+    from tf2dist.life.run import Run, resume
+
+    chosen, logdir = _game(), run.shared.logdir
+    engine = engines.make_engine(_ENGINE.value, chosen.rule, chosen.rows, chosen.columns, chosen.edges, run.strategy)
+    before = saved.read(logdir) if logdir else None
+    _agree(run, before.generation if before else 0)
+    wanted = {"cycle": _STOP_ON_CYCLE.value, "curve": bool(_CURVE.value)}
+    life = resume(engine, before, **wanted) if before else Run(engine, chosen.board(run.shared.seed), **wanted)
+    run.say(f"{_key(chosen)}, strategy {run.shared.strategy} ({run.shared.layout})")
+    if before:
+        run.say(f"going on from generation {life.began:,} in {logdir}")
+        if life.finder and not before.memory:
+            run.say(f"a cycle is looked for from generation {life.began:,} on; the run before did not look for one")
+
+    view = _view(run.shared)
+    animated = bool(_GIF.value or _MP4.value) or view != "none"  # in all processes alike: they gather boards together
+    with contextlib.ExitStack() as until_done:
+        frames = _frames(run, view, chosen, until_done)
+        if animated:
+            frames(life.board(), life.generation)
+        chunk, chunks = min(2**20, max(1, int(_CHUNK[_ENGINE.value] / chosen.cells))), 0
+        shown_at = time.monotonic()
+        while life.generation < _GENERATIONS.value and not life.cycle:
+            to_frame = _EVERY.value - life.generation % _EVERY.value if animated else chunk
+            life.advance(min(chunk, to_frame, _GENERATIONS.value - life.generation))
+            chunks += 1
+            if animated and (life.generation % _EVERY.value == 0 or life.cycle):
+                frames(life.board(), life.generation)
+            if logdir and chunks % _CHUNKS_PER_SAVE == 0:
+                life.save(logdir, _key(chosen), writes=run.leads)
+            if time.monotonic() - shown_at >= _LINE_SECONDS:
+                shown_at = time.monotonic()
+                rate = life.generations_per_second()
+                left = (_GENERATIONS.value - life.generation) / rate
+                run.say(f"generation {life.generation:,}  {rate * chosen.cells:.3g} cells/s  {left:,.0f} s left")
+    if logdir and life.generation > life.began:
+        life.save(logdir, _key(chosen), writes=run.leads)
+    board, rate = life.board(), life.generations_per_second() * chosen.cells
+    if _OUT.value and run.leads:
+        chosen.write(_OUT.value, board)
+    if _CURVE.value and life.populations and run.leads:
+        movie.write_curve(_CURVE.value, life.began, life.populations)
+
+    population = words.population(board)
+    run.say(f"generation {life.generation:,}: {population:,} cells live; {rate:.3g} cells/s")
+    if life.cycle:
+        run.say(f"the board of generation {life.cycle.first:,} comes back, with period {life.cycle.period:,}")
+    return {
+        "engine": _ENGINE.value,
+        "rows": chosen.rows,
+        "columns": chosen.columns,
+        "edges": chosen.edges,
+        "rule": str(chosen.rule),
+        "generations": life.generation,
+        "population": population,
+        "period": life.cycle.period if life.cycle else None,
+        "cycle_from": life.cycle.first if life.cycle else None,
+        "cells_per_second": rate,
+        "seconds": life.seconds,
+    }
+
+
+def _game() -> game.Game:
+    return game.choose(_PATTERN.value, _SIZE.value, _AT.value, _RULE.value, _EDGES.value)
+
+
+def _key(chosen: game.Game) -> str:
+    """What must be the same for a run to be gone on with."""
+    return f"{chosen}, engine {_ENGINE.value}"
+
+
+def _check_outputs(shared, scale: picture.Scale) -> None:
+    if _OUT.value and not _OUT.value.endswith(patterns.SUFFIXES):
+        raise UsageError(f"--out={_OUT.value} must end in {', '.join(patterns.SUFFIXES)}")
+    if _CURVE.value and not _CURVE.value.endswith((".png", ".csv")):
+        raise UsageError(f"--curve={_CURVE.value} must end in .png or .csv")
+    picture.palette(_COLOURS.value)
+    if _GIF.value:
+        movie.check_gif(f"--gif={_GIF.value}", _GENERATIONS.value, _EVERY.value, scale)
+    if _MP4.value:
+        movie.check_mp4(f"--mp4={_MP4.value}")
+    if _VIEW.value == "window" and not screen.has_display():
+        raise UsageError("--view=window needs a display, and there is none; --view=terminal and --gif=FILE need none")
+    for flag in (_OUT, _GIF, _MP4, _CURVE):
+        if flag.value and shared.leads:
+            _check_place(f"--{flag.name}={flag.value}", os.path.realpath(flag.value))
+
+
+def _check_place(flag: str, path: str) -> None:
+    """Finds out whether the file can be written; leaves no trace."""
+    if os.path.isdir(path):
+        raise UsageError(f"{flag} is a directory; name a file in it")
+    try:
+        with tempfile.TemporaryFile(dir=os.path.dirname(path)):
+            pass
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise UsageError(f"{flag} cannot be written: {why}; name a place in a writable directory") from None
+
+
+def _agree(run, generation: int) -> None:
+    """Raises a DataError when the processes of a job would not go on from the same generation."""
+    if run.shared.logdir and run.shared.strategy == "multiworker":
+        import tensorflow as tf
+
+        mine = run.strategy.run(tf.function(lambda: tf.constant(generation, tf.int64)))
+        if int(run.strategy.reduce("SUM", mine, axis=None)) != run.strategy.num_replicas_in_sync * generation:
+            raise DataError(f"--logdir={run.shared.logdir} is not the same for all processes; name one that they share")
+
+
+def _view(shared) -> str:
+    if _VIEW.value != "auto":
+        return _VIEW.value
+    return "window" if shared.strategy != "multiworker" and screen.has_display() else "none"
+
+
+def _frames(run, view: str, chosen: game.Game, until_done: contextlib.ExitStack) -> screen.Show:
+    """Shows and records a frame, in the process that leads; the files are complete when `until_done` is closed."""
+    scale, palette = picture.scale(chosen.rows, chosen.columns), picture.palette(_COLOURS.value)
+    shows: list[screen.Show] = []
+    if run.leads and view == "window":
+        try:
+            shows.append(screen.window(scale, palette, _FPS.value))
+        except RuntimeError as error:
+            if _VIEW.value == "window":
+                raise UsageError(f"--view=window: {error}") from None
+            run.say(f"{error}; --gif=FILE makes an animation")
+    if run.leads and view == "terminal":
+        shows.append(screen.text(chosen.columns, _FPS.value))
+    for path, record in ((_GIF.value, movie.gif), (_MP4.value, movie.mp4)):
+        if run.leads and path:
+            append = until_done.enter_context(record(path, scale, palette, _FPS.value))
+            shows.append(lambda board, generation, append=append: append(picture.draw(board, scale)))
+
+    def frame(board, generation: int) -> None:
+        for show in shows:
+            show(board, generation)
+
+    return frame
+
+
+if __name__ == "__main__":
+    job.run(train, prepare)
