@@ -9,7 +9,6 @@ import pytest
 from tests import zoo
 from tests.conftest import SINGLE_PROCESS
 
-
 # Two mirrored replicas are where most can go wrong; the whole table takes three times as long.
 STRATEGIES = [pytest.param(s, marks=() if s == "mirrored" else pytest.mark.slow) for s in SINGLE_PROCESS]
 

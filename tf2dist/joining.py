@@ -32,8 +32,8 @@ def join(
     """Takes this process's place in the job and returns its strategy.
 
     A server (a ps, or a worker that a coordinator leads) serves inside of this call and the process exits when the
-    job is done, so what follows in the script runs only where a loop is run, and in an evaluator. Without a cluster "one", "mirrored"
-    and "central" just work.
+    job is done, so what follows in the script runs only where a loop is run, and in an evaluator. Without a cluster
+    "one", "mirrored" and "central" just work.
 
     Args:
       name: one of `tf2dist.STRATEGIES`.

@@ -45,6 +45,7 @@ def test_one_process_and_two_find_the_same_cycle_of_the_default_board(life, tmp_
     assert len(patterns.read(str(tmp_path / "it.rle")).cells) == reports[0][0]
 
 
+@pytest.mark.slow
 def test_going_on_finds_what_one_run_finds(life, tmp_path):
     glider = "--pattern=glider", "--size=20x30", "--stop_on_cycle", "--report=it.json"
     assert life(*glider, "--generations=150", "--logdir=logs").status == 0
@@ -77,6 +78,7 @@ def test_every_way_to_compute_gives_the_same_board(life, tmp_path):
     assert f"generation 100: {len(last.cells)} cells live" in done.out
 
 
+@pytest.mark.slow
 def test_what_one_sees(life, tmp_path):
     done = life(
         *GUN, "--every=30", "--fps=10", "--gif=it.gif", "--curve=it.csv", "--view=terminal", "--colours=red,#000030"
