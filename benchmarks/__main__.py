@@ -1,4 +1,9 @@
-"""python -m benchmarks fit: how fast `tf2dist.fit` is beside a hand-written loop and beside Keras's own fit."""
+"""Measures this project beside its alternatives, in one run.
+
+python -m benchmarks fit: `tf2dist.fit` beside a hand-written loop and beside Keras's own fit
+python -m benchmarks life: engines of the Game of Life beside bgolly, in one process and in two
+python -m benchmarks ps: asynchronous parameter servers beside a TensorFlow 1 program
+"""
 
 import argparse
 import importlib
@@ -11,8 +16,10 @@ import benchmarks
 
 def main(argv: list[str]) -> int:
     names = sorted(m.name for m in pkgutil.iter_modules(benchmarks.__path__) if not m.name.startswith("_"))
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("name", choices=[n for n in names if n != "rounds"])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("name", choices=[n for n in names if n not in ("programs", "rounds")])
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each contestant (default: 5)")
     parser.add_argument("--report", help="file for the figures as JSON")
     options = parser.parse_args(argv)

@@ -29,6 +29,9 @@ class RemoteStep:
         small = self._small.variables
         fetched = list(zip(small, self._small.read(), strict=True))
         with keras.StatelessScope(state_mapping=fetched) as scope:
+            # Keras asks the scope for whatever is regularized; the other weights are read where they are.
+            for variable in self.model.trainable_variables:
+                scope.state_mapping.setdefault(id(variable), variable._value)
             gradients, totals = self.steps.differentiate(batch, None)
         for variable in self.model.non_trainable_variables:  # seeds and statistics, which the scope has held back
             new = scope.get_current_value(variable)

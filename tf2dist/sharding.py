@@ -23,14 +23,15 @@ class ShardedEmbedding(keras.layers.Layer):
 
     Neighbours are on different servers, so that a vocabulary in the order of frequency keeps all of them equally
     busy. Forward values, gradients and updates are those of `keras.layers.Embedding` with the same table. A gradient
-    is a `tf.IndexedSlices` for each shard, with every row that the batch of a replica uses in it once, its summed
+    is a `tf.IndexedSlices` for each shard, with every row that the batch uses in it once, its summed
     gradient: so optimizers that square gradients (Adagrad, Adam, RMSprop) are right about ids that a batch holds
-    several times, where slices with repeated rows would have them add up squares instead of squaring sums.
+    several times, where slices with repeated rows would have them add up squares instead of squaring sums. Where
+    several replicas make an update together (mirrored, central, multiworker) gradients are dense: each has the table.
 
     How much of a table an update reads and writes is up to the optimizer of Keras. `SGD` without momentum touches
-    the rows of the gradient only. `Adagrad` and `RMSprop` without momentum write the rows of the gradient to the
-    table, but compute with accumulators of its full size; `Adam`, momentum and the others write all of it. They do so
-    on the servers, where the table is, and send nothing of that size. Weight decay, `use_ema`, a regularizer
+    the rows of the gradient only. `Adagrad`, `Adadelta` and `RMSprop` without momentum write the rows of the gradient
+    to the table, but compute with accumulators of its full size; `Adam`, momentum and the others write all of it. They
+    do so on the servers, where the table is, and send nothing of that size. Weight decay, `use_ema`, a regularizer
     and `ParameterServer(local_steps=...)` are for small tables: they read all of them in every update.
 
     Shards are initialized one by one, each on its server, with seeds of their own, so that no machine ever holds the
@@ -112,6 +113,7 @@ class ShardedEmbedding(keras.layers.Layer):
 
     def _ids(self, shard: int) -> range:
         """The rows of the table that this shard holds, in its order."""
+        assert self.shards is not None  # it is built
         return range(shard, self.input_dim, self.shards)
 
     def _initializer(self, shard: int):
@@ -157,11 +159,10 @@ class ShardedEmbedding(keras.layers.Layer):
     def _rows(self, ids):
         """The rows of these ids i[n] as f[n, output_dim], shard after shard, and where each id's is, i32[n]."""
         if self.shards == 1:
-            return tf.gather(self.embeddings[0].value, ids), None
+            return tf.gather(_readable(self.embeddings[0]), ids), None
         shards = tf.cast(ids % self.shards, tf.int32)
         parts = tf.dynamic_partition(ids // self.shards, shards, self.shards)
-        # The server looks the rows up: to gather from a Keras variable itself would be to read all of it first.
-        rows = tf.concat([tf.gather(e.value, p) for e, p in zip(self.embeddings, parts, strict=True)], 0)
+        rows = tf.concat([tf.gather(_readable(e), p) for e, p in zip(self.embeddings, parts, strict=True)], 0)
         # Counted, not sorted or scattered: XLA does this also for ids whose number it does not know beforehand.
         mine = tf.cast(shards[:, tf.newaxis] == tf.range(self.shards), tf.int32)
         first = tf.cumsum(tf.reduce_sum(mine, 0), exclusive=True)
@@ -213,18 +214,18 @@ class ShardedEmbedding(keras.layers.Layer):
             shard.assign(table[number :: self.shards])
 
     def load_own_variables(self, store):
-        """Loads a saved table of any number of shards, `keras.layers.Embedding`'s too (Keras calls this)."""
+        """Loads a saved table, also one that was cut into another number of shards (Keras calls this)."""
         saved = len(store.keys())
-        if saved == len(self.embeddings):
+        if saved in (0, len(self.embeddings)):
             super().load_own_variables(store)
             return
-        table = np.empty((self.input_dim, self.output_dim), store["0"].dtype)
-        for shard in range(saved):
-            rows = store[str(shard)]
+        pieces = [np.asarray(store[str(shard)]) for shard in range(saved)]
+        table = np.empty((self.input_dim, self.output_dim), pieces[0].dtype)
+        for shard, rows in enumerate(pieces):
             if rows.shape != table[shard::saved].shape:
                 raise ValueError(
-                    f"{self.name}: the table is f[{self.input_dim}, {self.output_dim}], and shard {shard} of {saved} of "
-                    f"the saved one has shape {list(rows.shape)}, not {list(table[shard::saved].shape)}"
+                    f"{self.name}: the table is f[{self.input_dim}, {self.output_dim}], and shard {shard} of {saved} "
+                    f"of the saved one has shape {list(rows.shape)}, not {list(table[shard::saved].shape)}"
                 )
             table[shard::saved] = rows
         self.set_table(table)
@@ -247,6 +248,21 @@ def _servers() -> int:
     if not isinstance(strategy, tf.distribute.ParameterServerStrategy):
         return 1
     return max(1, strategy.extended._num_ps)
+
+
+def _readable(shard: keras.Variable):
+    """What rows are looked up in: where the shard is, since a Keras variable itself would be read whole."""
+    replica = tf.distribute.get_replica_context()
+    if replica is None or replica.num_replicas_in_sync == 1:
+        return shard.value
+    # Replicas that are in lockstep add up their gradients. Slices would have rows of several replicas repeatedly, and
+    # TensorFlow's collectives abort when in a loop their length changes ("Shape mismatch in the collective instance").
+    return _with_dense_gradient(tf.convert_to_tensor(shard.value))
+
+
+@tf.custom_gradient
+def _with_dense_gradient(table):
+    return tf.identity(table), tf.convert_to_tensor
 
 
 def _seed(seed: int, shard: int) -> int:

@@ -1,0 +1,1 @@
+"""Programs that benchmarks start in the processes of a cluster."""
