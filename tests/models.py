@@ -30,6 +30,12 @@ def classifier(optimizer, *extra, regularizer=None):
     return model
 
 
+def with_losses_of_layers():
+    """A classifier whose loss has terms of its layers' weights and outputs, and whose layers hold statistics."""
+    extra = keras.layers.BatchNormalization(), keras.layers.ActivityRegularization(l2=0.05)
+    return classifier(keras.optimizers.SGD(0.1), *extra, regularizer="l2")
+
+
 def weights(model):
     """The trained weights as one list of arrays."""
     return [keras.ops.convert_to_numpy(v) for v in model.trainable_variables]
@@ -52,13 +58,14 @@ def sentences(seed=0):
     return words, words.sum(axis=1) % CLASSES
 
 
-def embedder(optimizer):
+def embedder(optimizer, embedding=keras.layers.Embedding):
     """Words -> embedding -> mean -> 3, compiled, with seeded weights; its table has sparse gradients."""
-    table, kernel = keras.initializers.RandomNormal(seed=0), keras.initializers.GlorotUniform(seed=1)
+    table = keras.initializers.Constant(np.random.default_rng(0).normal(size=(WORDS, 4)))
+    kernel = keras.initializers.GlorotUniform(seed=1)
     model = keras.Sequential(
         [
             keras.Input((LENGTH,), dtype="int64"),
-            keras.layers.Embedding(WORDS, 4, embeddings_initializer=table),
+            embedding(WORDS, 4, embeddings_initializer=table),
             keras.layers.GlobalAveragePooling1D(),
             keras.layers.Dense(CLASSES, kernel_initializer=kernel),
         ]

@@ -54,7 +54,8 @@ class LocalSteps:
         return totals
 
     def _step(self, values, batch):
-        with keras.StatelessScope(state_mapping=list(zip(self._all.variables, values, strict=True))) as scope:
+        mapping = list(zip(self._all.variables, values, strict=True))
+        with keras.StatelessScope(mapping) as scope:
             gradients, totals = self.steps.differentiate(batch, None)
             # What the optimizer reads is on this worker; sparse gradients would save nothing.
             gradients = [None if g is None else tf.convert_to_tensor(g) for g in gradients]

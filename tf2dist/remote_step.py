@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tf2dist import whole_gradients
 from tf2dist.packed import Packed
+from tf2dist.sharding import ShardedEmbedding
 from tf2dist.step import Steps
 
 _PACKED = 1 << 19  # bytes of a weight that does not travel alone, at most; more take longer to copy than to call
@@ -55,7 +56,8 @@ class RemoteStep:
 
 
 def _lookups(model: keras.Model) -> list[keras.Layer]:
-    return [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.Embedding)]
+    kinds = (keras.layers.Embedding, ShardedEmbedding)
+    return [layer for layer in model._flatten_layers() if isinstance(layer, kinds)]
 
 
 def _bytes(variable: keras.Variable) -> int:

@@ -21,6 +21,7 @@ import tensorflow as tf
 from tf2dist import joining
 from tf2dist.dispatch import Done
 from tf2dist.parameter_server import ParameterServer
+from tf2dist.sharding import ShardedEmbedding
 from tf2dist.step import Steps
 from tf2dist.workers import Remote, _this_worker
 
@@ -125,6 +126,9 @@ class _Update:
         self._strategy, self._steps, self._needed = dispatcher.strategy, steps, dispatcher.needed
         self._workers = dispatcher.workers
         self.counter = dispatcher._applied
+        # Each worker brings every row of these once; a row that several of them use is to be there once too.
+        sharded = [layer for layer in steps.model._flatten_layers() if isinstance(layer, ShardedEmbedding)]
+        self._distinct = {id(shard) for layer in sharded for shard in layer.embeddings}
         with self._strategy.scope():  # changed while updates are under way, when a worker is lost
             self.shares = tf.Variable(tf.ones([self._workers], tf.int32), trainable=False, name="shares")
         self._device = "/job:ps/replica:0/task:0/device:CPU:0"
@@ -241,6 +245,9 @@ class _Update:
             elif kind is tf.IndexedSlices:
                 values = tf.concat([c[position] for c in contributions], 0) / everything
                 indices = tf.concat([c[position + 1] for c in contributions], 0)
+                if id(variable) in self._distinct:
+                    indices, place = tf.unique(indices)
+                    values = tf.math.unsorted_segment_sum(values, place, tf.size(indices))
                 gradients.append(tf.IndexedSlices(values, indices, tf.constant([*variable.shape], tf.int64)))
                 position += 2
             else:

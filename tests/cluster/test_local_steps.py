@@ -9,10 +9,12 @@ import pytest
 
 import tf2dist
 from tests.cluster.programs import __name__ as PROGRAMS
-from tests.models import OPTIMIZERS, ROWS, classifier, data, weights
+from tests.models import OPTIMIZERS, ROWS, classifier, data, weights, with_losses_of_layers
 
 BATCH, SEED, EPOCHS = 16, 3, 3
 STEPS = -(-ROWS // BATCH)
+MODELS = {name: lambda optimizer=optimizer: classifier(optimizer()) for name, optimizer in OPTIMIZERS.items()}
+MODELS |= dict.fromkeys(["losses of layers, 1", "losses of layers, 5"], with_losses_of_layers)  # local steps
 pytestmark = pytest.mark.timeout(120)
 
 
@@ -32,7 +34,7 @@ def results(workers, tmp_path_factory):
     return json.loads(out.read_text())
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", MODELS)
 def test_trains_as_one_device(tf, workers, results, name):
     """Also where a group is cut short, as 7 steps an execution cut groups of 5, and 16 examples an epoch of 103."""
     ours = results[name]
@@ -40,7 +42,7 @@ def test_trains_as_one_device(tf, workers, results, name):
         assert ours["history"]["loss"][-1] < ours["history"]["loss"][0]
         return
     with tf2dist.make_strategy("one").scope():
-        model = classifier(OPTIMIZERS[name]())
+        model = MODELS[name]()
     history = tf2dist.fit(model, data(), batch_size=BATCH, seed=SEED, epochs=EPOCHS).history
     for weight, expected in zip(ours["weights"], weights(model), strict=True):
         np.testing.assert_allclose(weight, expected, rtol=2e-4, atol=2e-5)
@@ -49,4 +51,4 @@ def test_trains_as_one_device(tf, workers, results, name):
 
 
 def test_updates_are_exact(results):
-    assert {name: result["updates"] for name, result in results.items()} == dict.fromkeys(OPTIMIZERS, EPOCHS * STEPS)
+    assert {name: result["updates"] for name, result in results.items()} == dict.fromkeys(MODELS, EPOCHS * STEPS)

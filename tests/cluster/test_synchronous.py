@@ -53,6 +53,16 @@ def test_sparse_gradients(tf, results):
         np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-5)
 
 
+def test_a_sharded_table(tf, results):
+    """A row that both workers use is updated once, by the sum of both gradients."""
+    with tf2dist.make_strategy("one").scope():
+        model = embedder(OPTIMIZERS["adagrad"](), tf2dist.layers.ShardedEmbedding)
+    expected, _ = alone(model, sentences(), epochs=2)
+    expected = [model.layers[0].get_table(), *expected[-2:]]
+    for ours, theirs in zip(results["weights"]["sharded"], expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-5)
+
+
 def test_backup_workers(results):
     """Each update takes the first of two gradients; the other one is late, but for the last that nobody looks for."""
     assert results["updates"]["backup"] == 80

@@ -12,14 +12,19 @@ import tf2dist
 strategy = tf2dist.join("ps")
 out = pathlib.Path(sys.argv[1])
 
-from tests.models import OPTIMIZERS, classifier, data, weights  # noqa: E402
+from tests.models import OPTIMIZERS, classifier, data, weights, with_losses_of_layers  # noqa: E402
 
 BATCH, SEED, EPOCHS, TOGETHER = 16, 3, 3, 5
+models = {
+    name: (lambda optimizer=optimizer: classifier(optimizer()), TOGETHER) for name, optimizer in OPTIMIZERS.items()
+}
+for together in (1, TOGETHER):
+    models[f"losses of layers, {together}"] = with_losses_of_layers, together
 results = {}
-for name, optimizer in OPTIMIZERS.items():
+for name, (make, together) in models.items():
     with strategy.scope():
-        model = classifier(optimizer())
-    options = tf2dist.ParameterServer(local_steps=TOGETHER)
+        model = make()
+    options = tf2dist.ParameterServer(local_steps=together)
     history = tf2dist.fit(
         model, data(), batch_size=BATCH, seed=SEED, epochs=EPOCHS, steps_per_execution=7, parameter_server=options
     )

@@ -34,6 +34,10 @@ with strategy.scope():
     model = embedder(OPTIMIZERS["adagrad"]())
 fit("slices", model, sentences(), epochs=2)
 with strategy.scope():
+    model = embedder(OPTIMIZERS["adagrad"](), tf2dist.layers.ShardedEmbedding)
+fit("sharded", model, sentences(), epochs=2)
+results["weights"]["sharded"] = [model.layers[0].get_table().tolist(), *results["weights"]["sharded"][-2:]]
+with strategy.scope():
     model = classifier(OPTIMIZERS["sgd"]())
 fit("backup", model, data(), tf2dist.ParameterServer("sync", backup_workers=1), epochs=2, steps_per_epoch=40)
 out.write_text(json.dumps(results))
