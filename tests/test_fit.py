@@ -273,3 +273,33 @@ def test_without_any_strategy(tf):
     expected, _ = fitted(tf2dist.make_strategy("one"), "sgd")
     for a, b in zip(weights(model), weights(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_several_outputs_with_losses_of_layers(strategy, tf):
+    """The losses of outputs are tracked while layers add theirs, and regularizers look at the weights."""
+
+    def made():
+        x = keras.Input((12,))
+        hidden = keras.layers.Dense(8, "tanh", kernel_regularizer="l2", kernel_initializer=keras.initializers.Ones())(x)
+        hidden = keras.layers.ActivityRegularization(l2=0.05)(hidden)
+        heads = [
+            keras.layers.Dense(3, name=name, kernel_initializer=keras.initializers.GlorotUniform(seed=seed))(hidden)
+            for seed, name in enumerate("ab")
+        ]
+        model = keras.Model(x, dict(zip("ab", heads, strict=True)))
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(0.1), {"a": loss, "b": loss}, loss_weights={"a": 1.0, "b": 0.5})
+        return model
+
+    x, y = data()
+    dataset = tf.data.Dataset.from_tensor_slices((x, {"a": y, "b": y})).batch(BATCH)
+    theirs = made()
+    expected = theirs.fit(dataset, epochs=2, verbose=0).history
+    with strategy.scope():
+        model = made()
+    history = tf2dist.fit(model, dataset, epochs=2).history
+    for ours, their in zip(weights(model), weights(theirs), strict=True):
+        np.testing.assert_allclose(ours, their, rtol=1e-4, atol=1e-5)
+    assert history.keys() == expected.keys()
+    for name in expected:
+        np.testing.assert_allclose(history[name], expected[name], rtol=1e-4)

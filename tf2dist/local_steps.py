@@ -55,7 +55,7 @@ class LocalSteps:
 
     def _step(self, values, batch):
         mapping = list(zip(self._all.variables, values, strict=True))
-        with keras.StatelessScope(mapping) as scope:
+        with keras.StatelessScope(mapping, collect_losses=True) as scope:
             gradients, totals = self.steps.differentiate(batch, None)
             # What the optimizer reads is on this worker; sparse gradients would save nothing.
             gradients = [None if g is None else tf.convert_to_tensor(g) for g in gradients]

@@ -29,7 +29,7 @@ class RemoteStep:
         """Takes one update on `batch`; returns its totals. In a replica's graph on the worker."""
         small = self._small.variables
         fetched = list(zip(small, self._small.read(), strict=True))
-        with keras.StatelessScope(state_mapping=fetched) as scope:
+        with keras.StatelessScope(state_mapping=fetched, collect_losses=True) as scope:
             # Keras asks the scope for whatever is regularized; the other weights are read where they are.
             for variable in self.model.trainable_variables:
                 scope.state_mapping.setdefault(id(variable), variable._value)

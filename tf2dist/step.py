@@ -100,16 +100,21 @@ class Steps(Outputs):
 
         if tracked:
             outer = get_stateless_scope()
-            with keras.StatelessScope(state_mapping=state) as scope:
-                if outer is not None:
-                    scope.state_mapping = outer.state_mapping | scope.state_mapping
+            # Losses that layers add would be lost without collect_losses, and Keras asks the scope for whatever is
+            # regularized.
+            scope = keras.StatelessScope(state, collect_losses=True)
+            held = {id(v): v._value for v in self.model.trainable_variables}
+            held |= outer.state_mapping if outer is not None else {}
+            scope.state_mapping = held | scope.state_mapping
+            with scope:
                 loss, y_pred = forward()
             inner = [scope.get_current_value(v) for v in tracked]
             inner = self._share_of_output_losses(inner, y_pred, share)
-            metrics = {id(v) for v in tracked}
+            held |= {id(v): scope.get_current_value(v) for v in tracked}
             for variable in self.model.variables:  # seeds and statistics, which the scope has held back
-                if id(variable) in scope.state_mapping and id(variable) not in metrics:
-                    variable.assign(scope.get_current_value(variable))
+                value = scope.get_current_value(variable)
+                if value is not None and value is not held.get(id(variable)):
+                    variable.assign(value)
         else:
             (loss, y_pred), inner = forward(), []
         if share is not None:  # a part that stands in for an empty one brings no loss, whatever its reduction
