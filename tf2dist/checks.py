@@ -48,6 +48,11 @@ def before_building(model: keras.Model) -> None:
     strategy = model.distribute_strategy
     if model.compiled and model.run_eagerly:
         raise ValueError("the model is compiled with run_eagerly=True; steps run as graphs here, compile it without")
+    if getattr(strategy.extended, "_variable_partitioner", None) is not None:
+        raise ValueError(
+            "the strategy has a variable_partitioner, and Keras 3 cannot train a variable in parts; make the strategy "
+            "without one and use tf2dist.layers.ShardedEmbedding for large tables"
+        )
     if model.compiled and model.jit_compile is True and isinstance(strategy, _ELSEWHERE):
         raise ValueError(
             "the model is compiled with jit_compile=True, but its strategy keeps the variables on other devices, "

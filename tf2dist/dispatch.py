@@ -8,9 +8,9 @@ All dispatchers (`replicas.Local`, `workers.Remote`, `synchronous.Synchronous`) 
 
 - `compile(steps)`: an execution of training steps;
 - `stream(feed, start)`: an endless iterator, or one on each worker, over the batches from step `start` on;
+- `in_flight`: executions that may be under way at once;
 - `position`: the steps that were applied, `start` included;
-- `room(left)`: how many of the `left` steps to the end of training may be run or scheduled now;
-- `run(execution, iterator, n, left)`: runs or schedules `n` of them;
+- `run(execution, iterator, n)`: runs or schedules `n` steps;
 - `result()`: waits for the execution that was run first and has not been asked for, a `Done`;
 - `evaluation(steps, feed)`, `prediction(steps, feed)`: generators of what the executions of one pass bring;
 - `stop()`: ends what is under way, at the end of training or after an error.
@@ -32,8 +32,8 @@ BATCHES = 100  # of evaluation in one execution, at most; bounds how long a sign
 class Done:
     """What came back from one execution: its steps, its totals (NumPy arrays) and the seconds it took a worker.
 
-    The totals are None when the worker died after its last step and before they were fetched. `dropped` are
-    gradients that came too late for a synchronous update.
+    There are no steps if its worker died: they are missing. The totals are None when the worker died after its last
+    step and before they were fetched. `dropped` are gradients that came too late for a synchronous update.
     """
 
     steps: int

@@ -35,10 +35,9 @@ class Training:
         """Trains until `epochs`; returns the history."""
         model, hooks = self.model, self.hooks
         position, totals = self._begin(initial_epoch)
-        self._end = epochs * self.per_epoch
         iterator = self.dispatcher.stream(self.feed, position)
         logs: dict = {}
-        trained = position < self._end
+        trained = position < epochs * self.per_epoch
         for epoch in range(position // self.per_epoch, epochs):
             hooks.on_epoch_begin(epoch)
             self.epoch = epoch
@@ -88,8 +87,7 @@ class Training:
         until = (self.epoch + 1) * self.per_epoch
         position = self.position
         finished = position - self.epoch * self.per_epoch
-        # What counts is what was applied: of an execution that a dying worker had begun, some steps may be run
-        # again, and the next epoch has so many fewer.
+        # What counts is what was applied: of an execution that a dying worker had begun, some steps are missing.
         while position < until and not self.model.stop_training:
             finished = self._run(iterator, until, position, finished)
             position = self.position
@@ -99,30 +97,29 @@ class Training:
     def _run(self, iterator, until: int, position: int, finished: int) -> int:
         """Runs updates from `position` to `until`; `finished` are those of the epoch, and are returned."""
         dispatcher, hooks, model = self.dispatcher, self.hooks, self.model
-        waiting = 0  # executions under way
+        waiting, lost = 0, False  # executions under way; has one of them been lost?
         while True:
             due = [c for c in self._checkpoints if c.due()]
             if due and not waiting:  # nothing changes while it is saved
                 for checkpoint in due:
                     checkpoint.save()
                 due = []
-            while position < until and not (due or model.stop_training) and waiting < dispatcher.in_flight:
-                room = min(dispatcher.room(self._end - position), until - position)
-                if not room:
-                    break
-                n = self.pace.next(room, dispatcher.in_flight)
+            while position < until and not (due or lost or model.stop_training) and waiting < dispatcher.in_flight:
+                n = self.pace.next(until - position, dispatcher.in_flight)
                 hooks.on_train_batch_begin(finished)
                 with checks.ran_out():
-                    dispatcher.run(self.program.train, iterator, n, self._end - position)
+                    dispatcher.run(self.program.train, iterator, n)
                 position, waiting = position + n, waiting + 1
             if not waiting:
                 return finished
             with checks.ran_out():
                 done = dispatcher.result()
             finished, waiting = finished + done.steps, waiting - 1
+            if not done.steps:
+                lost = True
+                continue
             self._account(done)
-            if done.steps:
-                hooks.on_train_batch_end(finished - 1, self.totals.logs() if self._wants_logs else None)
+            hooks.on_train_batch_end(finished - 1, self.totals.logs() if self._wants_logs else None)
 
     def _account(self, done) -> None:
         self.pace.observe(done.steps, done.seconds)

@@ -82,11 +82,7 @@ class Local:
             dataset = one_by_one(dataset, self.part)
         return iter(self.strategy.distribute_datasets_from_function(lambda context: dataset))
 
-    def room(self, left: int) -> int:
-        """Any number of steps may be run."""
-        return left
-
-    def run(self, execution, iterator, n: int, left: int) -> None:
+    def run(self, execution, iterator, n: int) -> None:
         """Runs `n` steps."""
         began = time.perf_counter()
         *totals, seconds = execution(iterator, tf.constant(n), tf.constant(self._seconds))

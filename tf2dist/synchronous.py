@@ -51,10 +51,6 @@ class Synchronous(Remote):
         self._round = 0  # of executions; one ends when the workers are needed for something else
         self._update: _Update | None = None  # what the workers are at
 
-    def room(self, left: int) -> int:
-        """Any number of updates may be made."""
-        return left
-
     def compile(self, steps: Steps):
         """The queues, and what workers and coordinator do with them."""
         return _Update(self, steps)
@@ -71,7 +67,7 @@ class Synchronous(Remote):
         numbers = self._on_each_worker(lambda: tf.data.Dataset.from_tensors(_this_worker()).repeat())
         return self._on_each_worker(dataset), numbers
 
-    def run(self, execution: _Update, iterator, n: int, left: int) -> None:
+    def run(self, execution: _Update, iterator, n: int) -> None:
         """Makes `n` updates while the workers work."""
         began = time.perf_counter()
         if self._update is None:

@@ -12,14 +12,13 @@ import tensorflow as tf
 from tf2dist.dispatch import BATCHES, Done
 from tf2dist.feed import Part, one_by_one
 from tf2dist.local_steps import LocalSteps
+from tf2dist.locked import locked
 from tf2dist.parameter_server import ParameterServer
 from tf2dist.remote_step import RemoteStep
 from tf2dist.step import Outputs, Steps
 
 _IN_FLIGHT = 2  # executions scheduled for each worker: one that runs, and one so that it does not wait for Python
 _SHARDS = 4  # evaluation shards for each worker: small enough that a slow worker does not hold up the others
-_TAIL = 8  # steps for each worker at the end of training, at most, that need a ticket
-_FREE = -1  # no limit of tickets
 _UNROLLED = 4  # small steps in one turn of a loop: what servers and worker tell each other about a turn takes as long
 _SMALL = 500  # operations of such a step
 
@@ -27,11 +26,10 @@ _SMALL = 500  # operations of such a step
 class Remote:
     """Schedules executions on whichever worker is free first. Methods: see `dispatch`.
 
-    TensorFlow runs an execution again when its worker dies, so some of its steps may be applied twice, and the
-    servers' own counter says how many there were. To end at exactly as many as were asked for, the last few steps
-    are begun when nothing else is under way any more, and an execution first takes tickets for its steps from a
-    server: one that is run again finds those gone that it took before. Steps that it had tickets for and did not
-    take are missing at the end, and scheduled with new ones.
+    TensorFlow runs an execution again when its worker dies, so some of its steps would be applied twice. Here an
+    execution first takes a ticket from a server, which says how many steps it may take; one that is run again finds
+    its ticket gone and takes none. The steps that were lost are missing from the servers' own count of what was
+    applied, and scheduled again, with new tickets, when nothing else is under way.
     """
 
     def __init__(self, strategy: tf.distribute.ParameterServerStrategy, options: ParameterServer):
@@ -50,21 +48,21 @@ class Remote:
             # Counted on a server, by one operation each: what was applied, whoever has died since.
             self._applied = tf.Variable(tf.zeros([], tf.int64), trainable=False, name="applied")
             self._tickets = tf.Variable(tf.zeros([], tf.int64), trainable=False, name="tickets")
-        self._tail = self.workers * max(_TAIL, options.local_steps)
-        self._limit = _FREE  # steps that tickets are for
+        self._sizes = [0] * self.in_flight  # steps that ticket t is for, at t % in_flight
+        self._issued = 0  # tickets
         self._pending: deque = deque()
         self._compiled: dict = {}
 
     def compile(self, steps: Steps):
-        """`f(iterator, n i32[], limit i64[]) -> [*totals, steps i32[], seconds f64[]]`; -1 is no limit."""
+        """`f(iterator, sizes i32[in_flight], issued i64[]) -> [*totals, steps i32[], seconds f64[]]`."""
         several = self.options.local_steps
         group = self._several(steps) if several > 1 else self._one(steps)
 
         @tf.function
-        def execution(iterator, n, limit):
+        def execution(iterator, sizes, issued):
             # The loop has no more to do with the servers than it must: each tensor that goes there or comes from
             # there, and each condition that something there depends on, is a message in each turn.
-            n, began = tf.cond(limit < 0, lambda: n, lambda: self._taken(n, limit)), tf.timestamp()
+            n, began = self._take(sizes, issued), tf.timestamp()
 
             @tf.function(input_signature=[tf.TensorSpec([], tf.int32)])  # traced once, used several times
             def turn(now):
@@ -85,15 +83,12 @@ class Remote:
 
         return execution
 
-    def _taken(self, n, limit):
-        """How many of `n` steps may be taken, by tickets of as many steps as a worker takes at once."""
-        several, taken = self.options.local_steps, 0
-        for _ in tf.range((n + several - 1) // several):
-            # One operation on the server, unlike adding and then reading what it has become.
-            ticket = tf.raw_ops.ResourceCountUpTo(resource=self._tickets.handle, limit=tf.int64.max, T=tf.int64)
-            left = tf.cast(tf.maximum(limit - several * ticket, 0), tf.int32)
-            taken += tf.minimum(n - taken, tf.minimum(left, several))
-        return taken
+    def _take(self, sizes, issued):
+        """Takes a ticket; returns the steps it is for, 0 if all that were issued are gone."""
+        # One operation on the server, unlike adding and then reading what it has become.
+        ticket = tf.raw_ops.ResourceCountUpTo(resource=self._tickets.handle, limit=tf.int64.max, T=tf.int64)
+        # One that is left is for an execution that is under way.
+        return tf.where(ticket < issued, sizes[ticket % self.in_flight], 0)
 
     def _count(self, steps) -> None:
         with tf.device(self._applied.device):  # a constant is made where it is used
@@ -104,7 +99,8 @@ class Remote:
         step = RemoteStep(steps).train if self.part.whole else lambda element: steps.train(*element)
 
         def train(iterator, n):
-            parts = self.strategy.run(step, args=(next(iterator),))
+            with locked(steps.model.optimizer):
+                parts = self.strategy.run(step, args=(next(iterator),))
             return [tf.add_n(self.strategy.experimental_local_results(p)) for p in parts]
 
         return train
@@ -141,20 +137,14 @@ class Remote:
         """Steps that were applied, counted from 0, the beginning of the data."""
         return int(self._applied.numpy())
 
-    def room(self, left: int) -> int:
-        """How many of the `left` steps to the end of training may be scheduled now."""
-        if left > self._tail:
-            return left - self._tail
-        return left if self._limit != _FREE or not self._pending else 0
-
-    def run(self, execution, iterator, n: int, left: int) -> None:
-        """Schedules `n` steps of `left` to the end of training, at most as many as there is room for."""
+    def run(self, execution, iterator, n: int) -> None:
+        """Schedules `n` steps, while fewer than `in_flight` executions are under way."""
         if not self._pending:
-            self._limit = _FREE
-            if left <= self._tail:
-                self._tickets.assign(0)
-                self._limit = left
-        arguments = (iterator, tf.constant(n), tf.constant(self._limit, tf.int64))
+            self._tickets.assign(0)
+            self._issued = 0
+        self._sizes[self._issued % self.in_flight] = n
+        self._issued += 1
+        arguments = (iterator, tf.constant(self._sizes), tf.constant(self._issued, tf.int64))
         self._pending.append((n, self.coordinator.schedule(execution, args=arguments)))
 
     def result(self) -> Done:
@@ -177,10 +167,13 @@ class Remote:
           tf.errors.OpError: the function failed, or a server is gone.
         """
         try:
-            return [np.asarray(t) for t in tf.nest.flatten(remote.fetch())]
+            fetched = remote.fetch()
         except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError):
             self.coordinator.done()  # raises what failed, if it was more than this fetch
             return None
+        # TensorFlow was seen, once, to call a function without outputs done that has some, having garbled the name of
+        # a device in one of its messages.
+        return None if fetched is None else [np.asarray(t) for t in tf.nest.flatten(fetched)]
 
     def evaluation(self, steps: Steps, feed) -> Iterator[list[np.ndarray]]:
         """As `Local.evaluation`."""

@@ -36,7 +36,8 @@ class Job:
         while not (self.directory / name).exists():
             assert time.monotonic() < deadline
             first = next(iter(self.processes.values()))
-            assert first.poll() is None, first.communicate()
+            if first.poll() is not None:
+                pytest.fail("it ended with\n" + "\n".join(first.communicate()))  # an assertion would cut it short
             time.sleep(0.02)
 
     def ends(self, name):

@@ -662,6 +662,34 @@ def several_optimizers():
     return _small(optimizers.MultiOptimizer(lambda variable: first if "bias" in variable.path else other))
 
 
+class Counter(optimizers.Optimizer):
+    """Adds 1 to each weight, with much time between reading and writing it."""
+
+    def update_step(self, gradient, variable, learning_rate):
+        old = tf.convert_to_tensor(variable)
+        matrix = tf.fill([300, 300], 1e-9 * old)
+        for _ in range(20):
+            matrix = matrix @ matrix
+        self.assign(variable, old + 1.0 + 0.0 * matrix[0, 0])
+
+
+class Ignored(layers.Layer):
+    """Has a weight, which makes no difference."""
+
+    def build(self, shape):
+        self.weight = self.add_weight(shape=(), initializer="zeros")
+
+    def call(self, inputs):
+        return inputs + 0.0 * self.weight
+
+
+def counted():
+    """What several workers do to the same weight at once must all be there."""
+    model = keras.Sequential([keras.Input((12,)), Ignored()])
+    model.compile(Counter(0.1), "mse", metrics=["mae"])
+    return model
+
+
 def summed():
     """The sum over the examples; and no metrics."""
     return _small(optimizers.SGD(0.005), losses.MeanSquaredError(reduction="sum"), metrics=None)
@@ -740,6 +768,7 @@ CASES = {
     "constrained": Case(constrained, regression_data),
     "scaled": Case(scaled, regression_data),
     "schedule_free": Case(schedule_free, regression_data),
+    "counted": Case(counted, autoencoder_data, batch=2, asynchronous=Equal()),
     "several_optimizers": Case(several_optimizers, regression_data),
     "summed": Case(summed, regression_data),
     "unreduced": Case(unreduced, regression_data),

@@ -3,6 +3,7 @@
 python -m launch local --workers=2 -- tests.cluster.programs.train STRATEGY OUT
 """
 
+import contextlib
 import json
 import pathlib
 import sys
@@ -14,6 +15,7 @@ out = pathlib.Path(sys.argv[2])
 
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
+import pytest  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 from tests.models import OPTIMIZERS, classifier, data, weights  # noqa: E402
@@ -63,15 +65,34 @@ for name, preset in PRESETS.items():
     logs = tf2dist.evaluate(model, (images, labels), batch_size=60)
     results["presets"][name] = {"updates": tf2dist.updates(model), "loss": history.history["loss"], "test": logs}
 
-# Keras's own trainer: what it says is how we notice that it was mended.
-with strategy.scope():
-    model = classifier(OPTIMIZERS["sgd"]())
-if sys.argv[1] == "ps":
+# Keras alone: what it says is how we notice that it was mended.
+results["keras"] = {}
+
+
+@contextlib.contextmanager
+def keras_alone(name):
     try:
-        model.fit(dataset, verbose=0)
-        results["keras"] = "trained"
+        yield
+        results["keras"][name] = "trained"
     except Exception as error:
-        results["keras"] = f"{type(error).__name__}: {error}"
+        results["keras"][name] = f"{type(error).__name__}: {error}"
+
+
+with keras_alone("fit"):
+    with strategy.scope():
+        model = classifier(OPTIMIZERS["sgd"]())
+    model.fit(dataset, verbose=0)
+if sys.argv[1] == "ps":
+    # As if the strategy had been made with a partitioner: a second one in this process would begin a new context.
+    strategy.extended._variable_partitioner = tf.distribute.experimental.partitioners.FixedShardsPartitioner(2)
+    with keras_alone("partitioner"):
+        with strategy.scope():
+            model = classifier(OPTIMIZERS["sgd"]())
+        with tf.GradientTape() as tape:
+            loss = model.compute_loss(x, y, model(x))
+        model.optimizer.apply(tape.gradient(loss, [v.value for v in model.trainable_variables]))
+    with pytest.raises(ValueError, match="ShardedEmbedding"):
+        tf2dist.fit(model, (x, y), epochs=1)
 
 if leads:
     out.write_text(json.dumps(results))
