@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# Two at a time; a file in one process, so that the clusters and models that its tests share are made once.
+PYTEST := $(BIN)/python -m pytest --numprocesses=2 --dist=loadfile
 
 .PHONY: train test test-all check bench clean
 
@@ -10,10 +12,10 @@ train: $(VENV)/installed  ## train on handwritten digits, on a local parameter s
 	$(BIN)/python -m trainers.mnist --strategy=ps
 
 test: $(VENV)/installed-test  ## the tests, under ten minutes on two cores
-	$(BIN)/python -m pytest -m "not slow"
+	$(PYTEST) -m "not slow"
 
 test-all: $(VENV)/installed-test  ## and the slow ones
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 check: $(VENV)/installed-dev  ## format, lint and types
 	$(BIN)/ruff format --check .

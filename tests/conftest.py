@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 SINGLE_PROCESS = ("one", "mirrored", "central")
+# For what takes long: mirrored, which differs most from Keras alone, is always run.
+SINGLE_PROCESS_SLOWLY = [pytest.param(s, marks=() if s == "mirrored" else pytest.mark.slow) for s in SINGLE_PROCESS]
 
 
 @pytest.fixture(scope="session")

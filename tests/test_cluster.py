@@ -45,6 +45,10 @@ def test_what_a_cluster_says():
     assert cluster.at(Task("ps", 0)) == Cluster(JOBS, Task("ps", 0))
 
 
+def test_the_most_tasks_that_share_a_host():
+    assert Cluster({"ps": ("a:1",), "worker": ("a:2", "b:1", "A:3")}, Task("ps", 0)).crowd == 3
+
+
 def test_other_parts_of_tf_config_are_ignored():
     text = config({"worker": ["a:1"]}, {"type": "worker", "index": 0, "trial": ""}, environment="cloud", rpc_layer="x")
     assert Cluster.from_tf_config(text) == Cluster({"worker": ("a:1",)}, Task("worker", 0))

@@ -7,13 +7,12 @@ import keras
 import pytest
 
 from tests import zoo
-from tests.conftest import SINGLE_PROCESS
+from tests.conftest import SINGLE_PROCESS_SLOWLY
 
 # Two mirrored replicas are where most can go wrong; the whole table takes three times as long.
-STRATEGIES = [pytest.param(s, marks=() if s == "mirrored" else pytest.mark.slow) for s in SINGLE_PROCESS]
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", SINGLE_PROCESS_SLOWLY)
 @pytest.mark.parametrize("name", zoo.CASES)
 def test_equals_keras(tf, name, strategy):
     expected = zoo.CASES[name].expected(strategy)

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 from tests import zoo
-from tests.conftest import SINGLE_PROCESS
+from tests.conftest import SINGLE_PROCESS_SLOWLY
 
 
-@pytest.fixture(params=SINGLE_PROCESS)
+@pytest.fixture(params=SINGLE_PROCESS_SLOWLY)
 def on(request):
     return request.param
 

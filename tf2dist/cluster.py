@@ -99,6 +99,12 @@ class Cluster:
         """The port of a task, this process's own without an argument."""
         return int(self.address(task).rpartition(":")[2])
 
+    @property
+    def crowd(self) -> int:
+        """The most tasks that share a host."""
+        hosts = [self.address(task).rpartition(":")[0].lower() for task in self.tasks]
+        return max(map(hosts.count, hosts))
+
     def at(self, task: Task) -> Cluster:
         """The same cluster seen from another task."""
         return Cluster(self.jobs, task)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import tensorflow as tf
+from tensorflow.python.eager import context
+
+from tf2dist.cluster import Cluster
 
 
 def replica_devices(replicas: int | None, default: int | None = None) -> list[str]:
@@ -57,3 +62,23 @@ def hide_gpus() -> None:
     """Keeps this process off the GPUs: a coordinator only sends steps to workers, which may be on the same host."""
     if tf.config.list_physical_devices("GPU"):
         tf.config.set_visible_devices([], "GPU")
+
+
+def session_options(cluster: Cluster) -> tf.compat.v1.ConfigProto:
+    """How the tasks of a cluster use their cores.
+
+    TensorFlow's threads spin for a while before they sleep. Where a host has more tasks than cores, what one of them
+    spins away the others lack: a tenth of all processor time, measured.
+    """
+    options = tf.compat.v1.ConfigProto()
+    options.experimental.disable_thread_spinning = cluster.crowd > (os.cpu_count() or 1)
+    return options
+
+
+def use_session_options(cluster: Cluster) -> None:
+    """Makes this process, and the workers that it will connect to, use their cores so.
+
+    `tf.config` has no setting for it, and tf.distribute takes the options of the servers that it starts, and of what
+    it runs on those of others, from the process's context.
+    """
+    context.context()._config = session_options(cluster)

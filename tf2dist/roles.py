@@ -82,7 +82,9 @@ def serve(cluster: Cluster, limit: float | None = None) -> None:
 
     with lifeline.kept_alive([line]):  # on a slow host the import alone can take longer than the grace period
         tf = import_tensorflow()
-        options = tf.compat.v1.ConfigProto()
+        from tf2dist import devices
+
+        options = devices.session_options(cluster)
         if cluster.task.job == "ps":
             options.device_count["GPU"] = 0  # a ps holds variables in the host's memory
         server = tf.distribute.Server(

@@ -37,6 +37,7 @@ def make_strategy(name: str, *, replicas: int | None = None, cluster: Cluster | 
     if name == "central":
         return _central(devices.replica_devices(replicas, default=2))
     assert cluster is not None  # role_of has seen to it
+    devices.use_session_options(cluster)
     if name == "multiworker":
         devices.replica_devices(replicas)
         return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=_resolver(cluster, member=True))

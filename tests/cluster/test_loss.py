@@ -74,4 +74,6 @@ def test_all_workers_are_lost_and_the_job_ends(job):
     status, error = job.ends("chief 0")
     assert status == 1
     last = error.splitlines()[-1]  # of the two, the one that was lost last
-    assert last.startswith("tf2dist: worker ") and " is gone: " in last and "goes on" not in last
+    assert last.startswith("tf2dist: worker ")
+    assert " is gone: " in last
+    assert "goes on" not in last

@@ -21,7 +21,10 @@ LAYOUTS = {
 pytestmark = pytest.mark.timeout(300)
 
 
-@pytest.fixture(scope="module", params=LAYOUTS)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=pytest.mark.slow if name == "ps, 1 worker" else ()) for name in LAYOUTS],
+)
 def layout(request):
     return request.param
 

@@ -151,7 +151,7 @@ def test_one_process_from_the_command_to_the_report(run, tree, tmp_path):
     assert not [name for name in tree() if name.endswith(".part")]
 
 
-@pytest.mark.parametrize("strategy", ["ps", "multiworker"])
+@pytest.mark.parametrize("strategy", ["ps", pytest.param("multiworker", marks=pytest.mark.slow)])
 def test_started_by_hand_as_under_tensorflow_1(start, tree, tmp_path, strategy):
     # One command a host, without --strategy, with single dashes, and each with a report of its own.
     with ports.hold(3) as held:

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.conftest import SINGLE_PROCESS
+from tests.conftest import SINGLE_PROCESS, SINGLE_PROCESS_SLOWLY
 
 STEPS = 40
 MNIST = pathlib.Path(os.environ.get("MNIST_DIR", "~/tensorflow_datasets")).expanduser()
@@ -27,7 +27,9 @@ def trained(tmp_path, *arguments, timeout=170):
 
 
 @pytest.mark.parametrize("preset", ["mlp", "softmax", "sigmoid", "towers"])
-@pytest.mark.parametrize("strategy", [*SINGLE_PROCESS, *(pytest.param(s, marks=pytest.mark.slow) for s in CLUSTER)])
+@pytest.mark.parametrize(
+    "strategy", [*SINGLE_PROCESS_SLOWLY, *(pytest.param(s, marks=pytest.mark.slow) for s in CLUSTER)]
+)
 def test_every_preset_on_every_strategy(tmp_path, strategy, preset):
     report, out = trained(
         tmp_path, f"--strategy={strategy}", f"--preset={preset}", "--dataset=digits", f"--steps={STEPS}"

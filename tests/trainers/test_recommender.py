@@ -20,7 +20,7 @@ def trained(run, tmp_path, *arguments):
 
 @pytest.mark.parametrize(
     "strategy",
-    ["one", "ps", *(pytest.param(s, marks=pytest.mark.slow) for s in ("mirrored", "central", "multiworker"))],
+    ["one", *(pytest.param(s, marks=pytest.mark.slow) for s in ("ps", "mirrored", "central", "multiworker"))],
 )
 def test_comes_close_to_the_noise(run, tmp_path, strategy):
     servers = ["--ps=2"] if strategy == "ps" else []
