@@ -11,9 +11,11 @@ if TYPE_CHECKING:
     from tf2dist import layers
     from tf2dist.checkpoint import Checkpoint
     from tf2dist.cluster import Cluster, ClusterError, Task
+    from tf2dist.errors import ShardError
     from tf2dist.examples import Examples
     from tf2dist.joining import join
     from tf2dist.loop import evaluate, fit, predict, updates
+    from tf2dist.mapreduce import map_reduce
     from tf2dist.names import STRATEGIES
     from tf2dist.parameter_server import ParameterServer
     from tf2dist.roles import Role, role_of, serve
@@ -30,6 +32,8 @@ _HOME = {
     "evaluate": "loop",
     "predict": "loop",
     "updates": "loop",
+    "map_reduce": "mapreduce",
+    "ShardError": "errors",
     "ParameterServer": "parameter_server",
     "Role": "roles",
     "role_of": "roles",
@@ -46,12 +50,14 @@ __all__ = [
     "Examples",
     "ParameterServer",
     "Role",
+    "ShardError",
     "Task",
     "evaluate",
     "fit",
     "join",
     "layers",
     "make_strategy",
+    "map_reduce",
     "predict",
     "role_of",
     "serve",

@@ -1,5 +1,9 @@
 """What ends a training that is no fault of the program. Imports no TensorFlow."""
 
+import re
+
+_HEADINGS = ("Graph execution error", "Detected at node", "File ", "<stack", "Additional GRPC")
+
 
 class TrainingError(ValueError):
     """A training that cannot go on: the loss is NaN, say. The message is one line, with what to do."""
@@ -7,3 +11,27 @@ class TrainingError(ValueError):
 
 class CheckpointError(ValueError):
     """A checkpoint that cannot be gone on from: it is of another model. The message is one line."""
+
+
+class ShardError(ValueError):
+    """A function that `map_reduce` has called failed on one shard.
+
+    Attributes:
+      shard: its number, counted from 0.
+      reason: what the function said, in one line.
+    """
+
+    def __init__(self, shard: int, reason: str):
+        super().__init__(f"shard {shard}: {' '.join(reason.split())}")
+        self.shard, self.reason = shard, reason
+
+    def __reduce__(self):
+        return type(self), (self.shard, self.reason)
+
+
+def reason(error: Exception) -> str:
+    """What an exception says, in one line: of one of TensorFlow's without the nodes and source lines around it."""
+    text = re.sub(r"{{.*?}}|\[\[.*|\[Op:.*", "", str(getattr(error, "message", error)))
+    lines = [line.strip() for line in text.splitlines()]
+    said = [line for line in lines if line and not line.startswith(_HEADINGS)]
+    return f"{type(error).__name__}: {(said or lines or ['no message'])[0]}"

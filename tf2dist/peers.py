@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -60,3 +61,32 @@ def copy_first(strategy: tf.distribute.Strategy, variables: Sequence) -> None:
     if of(strategy)[0] > 1:
         for variable, value in zip(variables, from_first(strategy, [v.numpy() for v in variables]), strict=True):
             variable.assign(value)
+
+
+def exchange(strategy: tf.distribute.Strategy, data: bytes) -> list[bytes]:
+    """The data of every peer, in the order of their ranks, in every peer; all must call it. Lengths may differ."""
+    if of(strategy)[0] == 1:
+        return [data]
+    gather = _gather(strategy)
+    lengths = gather(tf.constant([len(data)], tf.int64)).numpy()[:, 0]
+    words = np.zeros(-(-int(lengths.max()) // 8), np.int64)  # collectives carry numbers, not bytes
+    words.view(np.uint8)[: len(data)] = np.frombuffer(data, np.uint8)
+    parts = gather(tf.constant(words)).numpy()
+    return [part.tobytes()[:length] for part, length in zip(parts, lengths, strict=True)]
+
+
+@functools.cache
+def _gather(strategy: tf.distribute.Strategy):
+    """A function of i64[n] that returns that of every peer, i64[peers, n]."""
+    replicas = strategy.num_replicas_in_sync // of(strategy)[0]  # each, and the first one brings the peer's
+
+    def everybody(values):
+        context = tf.distribute.get_replica_context()
+        row = tf.one_hot(context.replica_id_in_sync_group, strategy.num_replicas_in_sync, dtype=tf.int64)[::replicas]
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, row[:, tf.newaxis] * values)
+
+    @tf.function(reduce_retracing=True)
+    def gather(values):
+        return strategy.experimental_local_results(strategy.run(everybody, args=(values,)))[0]
+
+    return gather

@@ -16,7 +16,7 @@ from launch import UsageError as LaunchError
 from launch import linux
 from tf2dist.cluster import ClusterError
 from tf2dist.data.errors import DataError
-from tf2dist.errors import CheckpointError, TrainingError
+from tf2dist.errors import CheckpointError, ShardError, TrainingError
 from tf2dist.lifeline import Gone
 from tf2dist.preflight import PreflightError
 from tf2dist.roles import Role
@@ -69,7 +69,7 @@ def run(train: Callable[[Run, Any], dict], prepare: Callable[[Shared], Any] = la
         status = _run(train, prepare)
     except (UsageError, LaunchError, ClusterError, DataError, flags.Error) as error:
         status = _failed(name, error, 2)
-    except (PreflightError, Gone, TrainingError, CheckpointError, OSError, MemoryError) as error:
+    except (PreflightError, Gone, TrainingError, CheckpointError, ShardError, OSError, MemoryError) as error:
         status = _failed(name, error, 1)
     except KeyboardInterrupt:
         status = _failed(name, None, 130)

@@ -1,0 +1,157 @@
+"""Estimates pi by random points in a square: python -m trainers.pi --strategy=ps --workers=2 --samples=1e10.
+
+Point number i of a seed is the same wherever it is made, so the count is the same for any strategy and any number of
+workers and devices, also when some of them die. Each worker or device uses one core: --strategy=mirrored --replicas=8.
+"""
+
+import math
+import os
+import tempfile
+import time
+
+from absl import flags
+
+from trainers import job
+from trainers.flags import UsageError
+
+_MOST = 10**15
+_SAMPLES = flags.DEFINE_string("samples", None, "Random points in all, as 1e10; 1e9 if not given.")
+_NUMSAMPLES = flags.DEFINE_string("numsamples", None, "Random points for each worker, or for each device without any.")
+_CHART = flags.DEFINE_string("chart", None, "File (.png) for the estimate and its error over the samples.")
+flags.DEFINE_alias("index", "task_index")
+
+_SHARDS = 16, 256  # how many there should be
+_LARGEST, _SMALL, _SMALLEST = 2**28, 2**24, 2**10  # samples of a shard: 200 ms; 12 ms, shorter ones cost speed; 1 us
+
+
+def prepare(shared):
+    """Checks the flags before anything heavy is imported."""
+    if _SAMPLES.value and _NUMSAMPLES.value:
+        raise UsageError(
+            f"--samples={_SAMPLES.value} (in all) and --numsamples={_NUMSAMPLES.value} (each) both say how many; "
+            "give one"
+        )
+    _whole(_SAMPLES)
+    _whole(_NUMSAMPLES)
+    if shared.logdir:
+        raise UsageError(f"--logdir={shared.logdir} is for what is trained; pi has nothing to go on from")
+    if shared.mixed_precision:
+        raise UsageError("--mixed_precision is for floating-point numbers, and pi counts")
+    if _CHART.value and shared.leads:
+        _check_chart(_CHART.value)
+
+
+def train(run, prepared):
+    """Counts the points in the quarter circle."""
+    import numpy as np
+
+    import tf2dist
+    from tf2dist import threefry
+    from trainers.progress import Progress
+
+    seed, strategy = run.shared.seed, run.strategy
+    tasks = strategy.num_replicas_in_sync
+    if run.shared.strategy == "ps":
+        tasks = run.shared.cluster.count("worker")
+    each = _whole(_NUMSAMPLES)
+    samples = each * tasks if each else _whole(_SAMPLES) or 10**9
+    size = _shard(samples, tasks)
+
+    def inside(shard):
+        return threefry.inside(seed, *shard)[None]
+
+    def counts(shards, progress=None):
+        return tf2dist.map_reduce(
+            inside, shards, lambda a, b: np.concatenate([a, b]), strategy=strategy, progress=progress
+        )
+
+    run.say(f"{samples:,} samples, seed {seed}, strategy {run.shared.strategy} ({run.shared.layout}), {tasks} at work")
+    counts([(number, 1) for number in range(tasks)])  # each compiles what it will run
+    progress = Progress(run.say, samples, "samples")
+    began = time.perf_counter()
+    found = counts(
+        ((first, min(size, samples - first)) for first in range(0, samples, size)),
+        lambda done: progress(min(done * size, samples)),
+    )
+    seconds = time.perf_counter() - began
+    progress.close()
+
+    total = int(found.sum())
+    estimate, error = _estimate(total, samples)
+    run.say(
+        f"pi is {estimate:.10f}, standard error {error:.2g}: {(estimate - math.pi) / (error or 1):+.2f} of them off"
+    )
+    run.say(f"{total:,} of {samples:,} inside; {seconds:.2f} s, {samples / seconds:.3g} samples/s")
+    if _CHART.value and run.leads:
+        _draw(_CHART.value, found, size, samples)
+    return {
+        "estimate": estimate,
+        "standard_error": error,
+        "samples": samples,
+        "inside": total,
+        "samples_per_second": samples / seconds,
+        "seconds": seconds,
+    }
+
+
+def _shard(samples: int, tasks: int) -> int:
+    """How many samples make a shard: nothing that comes out depends on it."""
+    few, many = (math.ceil(samples / shards) for shards in (max(_SHARDS[0], 4 * tasks), _SHARDS[1]))
+    return min(_LARGEST, max(_SMALL, many), max(_SMALLEST, few), math.ceil(samples / tasks))
+
+
+def _whole(flag) -> int | None:
+    """The number in the text of a flag, as 1000 or 1e12; None without."""
+    if flag.value is None:
+        return None
+    try:
+        number = float(flag.value)
+        if "e" not in flag.value.lower():
+            number = int(flag.value)
+        if number == int(number) and 1 <= number <= _MOST:
+            return int(number)
+    except (ValueError, OverflowError):
+        pass
+    raise UsageError(f"--{flag.name}={flag.value} must be a whole number from 1 to {_MOST:.0e}, as 100 or 1e10")
+
+
+def _estimate(inside: int, samples: int) -> tuple[float, float]:
+    """Four times the fraction that is inside, and the standard deviation of that estimate."""
+    part = inside / samples
+    return 4 * part, 4 * math.sqrt(part * (1 - part) / samples)
+
+
+def _check_chart(path: str) -> None:
+    """Finds out whether the chart can be written; leaves no trace."""
+    place = os.path.realpath(path)
+    if not path.endswith(".png"):
+        raise UsageError(f"--chart={path} must end in .png")
+    if os.path.isdir(place):
+        raise UsageError(f"--chart={path} is a directory; name a file in it")
+    try:
+        with tempfile.TemporaryFile(dir=os.path.dirname(place)):
+            pass
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise UsageError(f"--chart={path} cannot be written: {why}; name a place in a writable directory") from None
+
+
+def _draw(path: str, counts, size: int, samples: int) -> None:
+    """Draws the estimate after each shard, with its standard error."""
+    import numpy as np
+    from matplotlib.figure import Figure
+
+    from tf2dist.atomic import replacing
+
+    after = np.minimum(size * np.arange(1, len(counts) + 1), samples)
+    estimates, errors = np.array([_estimate(*point) for point in zip(np.cumsum(counts), after, strict=True)]).T
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    axes = figure.add_subplot(xlabel="samples", ylabel="estimate of π", xscale="log")
+    axes.axhline(math.pi, color="grey", linewidth=1)
+    axes.errorbar(after, estimates, errors, fmt=".", markersize=3, linewidth=1)
+    with replacing(os.path.realpath(path)) as (part,):
+        figure.savefig(part, format="png", dpi=120)
+
+
+if __name__ == "__main__":
+    job.run(train, prepare)
