@@ -32,6 +32,7 @@ LIGHT = [
     "trainers.job",
     "trainers.networks",
     "trainers.mnist",
+    "trainers.progress",
 ]
 
 

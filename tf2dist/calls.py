@@ -18,7 +18,8 @@ from tf2dist.errors import ShardError, reason
 
 _LATE = 3.0  # times the median of the calls before: a call that takes longer is late
 _PATIENCE = 1.0  # seconds after which a call can be late at all
-_LOOK = 1.0  # seconds between two looks at who is gone
+_LOOK = 1.0  # seconds between two looks at who is gone, and from a call that was lost to the next on the same worker
+_TRIES = 5  # calls lost one after the other until a worker is given up; the end of another one can lose its calls too
 _TEARDOWN = 10.0  # seconds that a call of this process gets to end when nobody wants its answer any more
 _LOST = ("unknown device", "unable to find the relevant tensor remote_handle", "primary device is not remote")
 
@@ -73,7 +74,8 @@ def answers(
     done: queue.SimpleQueue = queue.SimpleQueue()
     given: dict[str, queue.SimpleQueue] = {device: queue.SimpleQueue() for device in devices}
     threads = [threading.Thread(target=_work, args=(*item, done), daemon=True) for item in given.items()]
-    idle, present = deque(devices), set(devices)
+    idle, resting = deque(devices), dict[str, float]()
+    present, losses = set(devices), dict.fromkeys(devices, 0)
 
     def late() -> _Call | None:
         """The call that is late by most."""
@@ -93,20 +95,38 @@ def answers(
         return late()
 
     def lose(device: str) -> None:
-        """Gives up a device; what only it was at must be done again."""
-        present.discard(device)
-        if device in idle:
-            idle.remove(device)
+        """What only this device was at must be done again."""
         for call in under_way.values():
             if device in call.devices:
                 call.devices.discard(device)
                 if not call.devices:
                     again.append(call)
 
+    def leave(device: str) -> None:
+        """Gives a device up."""
+        present.discard(device)
+        resting.pop(device, None)
+        if device in idle:
+            idle.remove(device)
+        lose(device)
+
+    def look() -> None:
+        """Who is gone, who can go on?"""
+        for task in joining.lost() if remote else ():
+            if task.job == "worker":
+                leave(_address(task.index))
+        for device in [device for device, until in resting.items() if until <= clock()]:
+            del resting[device]
+            idle.append(device)
+
     for thread in threads:
         thread.start()
     try:
+        last = tf.errors.UnavailableError(None, None, "all workers are lost")
         while True:
+            look()
+            if not present:
+                raise last
             while idle and (call := wanted()):
                 device = idle.popleft()
                 call.devices.add(device)
@@ -117,17 +137,16 @@ def answers(
             try:
                 device, call, began, answer, error = done.get(timeout=_LOOK if remote else None)
             except queue.Empty:
-                for task in joining.lost():
-                    if task.job == "worker":
-                        lose(_address(task.index))
-                if not present:
-                    raise tf.errors.UnavailableError(None, None, "all workers are lost") from None
                 continue
             if error is not None and remote and _is_loss(error):
+                last, losses[device] = error, losses[device] + 1
                 lose(device)
-                if not present:
-                    raise error
+                if losses[device] == _TRIES:
+                    leave(device)
+                elif device in present:
+                    resting[device] = clock() + _LOOK
                 continue
+            losses[device] = 0
             if device in present:
                 idle.append(device)
             if under_way.pop(call.number, None) is None:

@@ -2,7 +2,7 @@
 
 import re
 
-_HEADINGS = ("Graph execution error", "Detected at node", "File ", "<stack", "Additional GRPC")
+_HEADINGS = ("Graph execution error", "Detected at node", "File ", "<stack", "Additional GRPC", "2 root error")
 
 
 class TrainingError(ValueError):
@@ -32,6 +32,9 @@ class ShardError(ValueError):
 def reason(error: Exception) -> str:
     """What an exception says, in one line: of one of TensorFlow's without the nodes and source lines around it."""
     text = re.sub(r"{{.*?}}|\[\[.*|\[Op:.*", "", str(getattr(error, "message", error)))
-    lines = [line.strip() for line in text.splitlines()]
-    said = [line for line in lines if line and not line.startswith(_HEADINGS)]
-    return f"{type(error).__name__}: {(said or lines or ['no message'])[0]}"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if lines and lines[0].startswith("in user code"):  # a function that was being traced: its lines, then the error
+        return lines[-1]
+    said = [line for line in lines if not line.startswith(_HEADINGS)]
+    said = re.sub(r"^\(0\) [A-Z_]+:\s*", "", (said or lines or ["no message"])[0])  # the first of several causes
+    return f"{type(error).__name__}: {said}"

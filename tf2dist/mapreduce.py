@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf2dist import calls, peers
-from tf2dist.errors import ShardError
+from tf2dist.errors import ShardError, reason
 
 _PER_ROUND = 16  # shards of each device of a peer between two exchanges: what all of them have is held in memory
 
@@ -160,7 +160,7 @@ def _traced(function, number: int, shard: Any):
         tensors = _tensors(shard)
         return function.get_concrete_function(tensors), tensors
     except Exception as error:
-        raise ShardError(number, f"{type(error).__name__}: {error}") from error
+        raise ShardError(number, reason(error)) from error
 
 
 def _tensors(shard: Any) -> Any:

@@ -58,7 +58,8 @@ def uniform(seed, number) -> tf.Tensor:
 
 
 def _schedule(seed, purpose: int):
-    return schedule((tf.cast(seed, tf.uint32), tf.constant(purpose, tf.uint32)))
+    seed = tf.cast(seed, tf.uint32) if tf.is_tensor(seed) else tf.constant(seed, tf.uint32)
+    return schedule((seed, tf.constant(purpose, tf.uint32)))
 
 
 def _words(number):

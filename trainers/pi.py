@@ -44,6 +44,7 @@ def prepare(shared):
 def train(run, prepared):
     """Counts the points in the quarter circle."""
     import numpy as np
+    import tensorflow as tf
 
     import tf2dist
     from tf2dist import threefry
@@ -58,7 +59,7 @@ def train(run, prepared):
     size = _shard(samples, tasks)
 
     def inside(shard):
-        return threefry.inside(seed, *shard)[None]
+        return threefry.inside(tf.constant(seed, tf.int64), *shard)[None]
 
     def counts(shards, progress=None):
         return tf2dist.map_reduce(
