@@ -25,7 +25,7 @@ from hypothesis import strategies as st  # noqa: E402
 from tf2dist import threefry  # noqa: E402
 
 REDUCERS = {"sum": operator.add, "least": np.minimum, "in order": lambda a, b: np.concatenate([a, b])}
-SAMPLES, SIZE = 2**31, 2**25  # half a minute of one worker's time at most, and a second's 30th
+SAMPLES, SIZE = 2**31, 2**25  # two seconds of one core, in 64 shards
 results = {}
 
 
