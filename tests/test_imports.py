@@ -21,6 +21,7 @@ LIGHT = [
     "tf2dist.quiet",
     "tf2dist.atomic",
     "tf2dist.pace",
+    "tf2dist.placement",
     "tf2dist.joining",
     "tf2dist.data",
     "tf2dist.data.images",

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tf2dist import layers
     from tf2dist.checkpoint import Checkpoint
-    from tf2dist.cluster import Cluster, ClusterError, Task
+    from tf2dist.cluster import AnyJobs, Cluster, ClusterError, Task
     from tf2dist.errors import ShardError
     from tf2dist.examples import Examples
-    from tf2dist.joining import join
+    from tf2dist.joining import connect, join
     from tf2dist.loop import evaluate, fit, predict, updates
     from tf2dist.mapreduce import map_reduce
     from tf2dist.names import STRATEGIES
@@ -22,11 +22,13 @@ if TYPE_CHECKING:
     from tf2dist.strategy import make_strategy
 
 _HOME = {
+    "AnyJobs": "cluster",
     "Cluster": "cluster",
     "ClusterError": "cluster",
     "Task": "cluster",
     "Checkpoint": "checkpoint",
     "Examples": "examples",
+    "connect": "joining",
     "join": "joining",
     "fit": "loop",
     "evaluate": "loop",
@@ -44,6 +46,7 @@ _HOME = {
 
 __all__ = [
     "STRATEGIES",
+    "AnyJobs",
     "Checkpoint",
     "Cluster",
     "ClusterError",
@@ -52,6 +55,7 @@ __all__ = [
     "Role",
     "ShardError",
     "Task",
+    "connect",
     "evaluate",
     "fit",
     "join",

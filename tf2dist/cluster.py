@@ -6,9 +6,11 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 JOBS = ("chief", "worker", "ps", "evaluator")
 
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\s:/\[\]]+):([0-9]{1,5})")
 
 
@@ -46,9 +48,13 @@ class Cluster:
     jobs: Mapping[str, tuple[str, ...]]
     task: Task
 
+    any_jobs: ClassVar[bool] = False
+
     def __post_init__(self):
         if not isinstance(self.jobs, Mapping) or not self.jobs:
             raise ClusterError(f"the cluster has no jobs, found {self.jobs!r}; it needs a worker")
+        for job in self.jobs:
+            self._check_name(job)
         object.__setattr__(self, "jobs", {job: _addresses(job, found) for job, found in self.jobs.items()})
         if len(self.jobs.get("chief", ())) > 1:
             raise ClusterError(
@@ -63,7 +69,7 @@ class Cluster:
                     f"address {address} is given to {seen[place]} and to {task}; each task needs its own"
                 )
             seen[place] = task
-        if not (self.jobs.get("worker") or self.jobs.get("chief")):
+        if not (self.any_jobs or self.jobs.get("worker") or self.jobs.get("chief")):
             raise ClusterError(f"the cluster has no worker, found only {', '.join(self.jobs)}; it needs at least one")
         if self.task.job == "evaluator":
             return
@@ -74,6 +80,14 @@ class Cluster:
             raise ClusterError(
                 f"this task is {self.task}, but the cluster has {len(self.jobs[self.task.job])} of job "
                 f"{self.task.job}: the index goes from 0 to {len(self.jobs[self.task.job]) - 1}"
+            )
+
+    def _check_name(self, job) -> None:
+        if self.any_jobs and (not isinstance(job, str) or job == "evaluator" or not _NAME.fullmatch(job)):
+            raise ClusterError(f"a job cannot be called {job!r}; a name has letters, digits and _, as local_1")
+        if not self.any_jobs and job not in JOBS:
+            raise ClusterError(
+                f"unknown job {job!r} in the cluster, found {self.jobs[job]!r}; jobs are {', '.join(JOBS)}"
             )
 
     @property
@@ -107,7 +121,7 @@ class Cluster:
 
     def at(self, task: Task) -> Cluster:
         """The same cluster seen from another task."""
-        return Cluster(self.jobs, task)
+        return type(self)(self.jobs, task)
 
     def to_tf_config(self) -> str:
         """The JSON that TensorFlow reads from the environment variable TF_CONFIG."""
@@ -141,9 +155,13 @@ class Cluster:
         return cls(found["cluster"], Task(str(task["type"]), index))
 
 
+class AnyJobs(Cluster):
+    """A cluster whose jobs may have any names, for programs that say themselves which task does what: no strategy."""
+
+    any_jobs = True
+
+
 def _addresses(job, found) -> tuple[str, ...]:
-    if job not in JOBS:
-        raise ClusterError(f"unknown job {job!r} in the cluster, found {found!r}; jobs are {', '.join(JOBS)}")
     if isinstance(found, str) or not isinstance(found, (list, tuple)):
         raise ClusterError(f'job {job} must be a list of "host:port", found {found!r}')
     for address in found:

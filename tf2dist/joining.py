@@ -68,6 +68,52 @@ def join(
     return _make(name, replicas, None)
 
 
+def connect(
+    cluster: Cluster | None = None, *, replicas: int | None = None, start_timeout: float = preflight.LIMIT
+) -> None:
+    """Takes this process's place in a cluster without a strategy, for a program that places operations itself.
+
+    The leader (the chief, worker 0, or the first task where jobs have other names) returns, and `tf.device` then
+    takes the devices of every task, as "/job:worker/task:1/gpu:0". The others serve inside of this call, and exit
+    when the leader's program has ended. Without a cluster there are this process's own devices.
+
+    Args:
+      cluster: from the environment (TF_CONFIG) if not given; `AnyJobs` where jobs have other names.
+      replicas: devices of this process: GPUs, or virtual CPU devices where there are none.
+      start_timeout: seconds to wait for the other tasks.
+
+    Raises:
+      As `join`, and Gone when a task dies before the program begins; later on that ends this process.
+    """
+    cluster = cluster or environments.from_environment()
+    quiet.set_defaults()
+    others = [] if cluster is None else [t for t in cluster.tasks if t != leader_of(cluster) and t.job != "evaluator"]
+    if cluster is None or not others:
+        quiet.import_tensorflow()
+        from tf2dist import devices
+
+        devices.replica_devices(replicas)
+        return
+    if cluster.task in others:
+        _serve_and_exit(cluster, start_timeout)
+    preflight.check_port(cluster)
+    lead = Lead(preflight.gather(cluster, others, start_timeout), fatal=bool)
+    _remember(lead)
+    tf = quiet.import_tensorflow()
+    from tf2dist import devices
+
+    lead.wait_ready(start_timeout)
+    _at_success(lambda: lead.end(together=False))
+    with quiet.held_back_stderr():
+        devices.replica_devices(replicas)
+        tf.config.experimental_connect_to_cluster(
+            tf.train.ClusterSpec(cluster.spec),
+            job_name=cluster.task.job,
+            task_index=cluster.task.index,
+            protocol="grpc",
+        )
+
+
 def _make(name: str, replicas: int | None, cluster: Cluster | None) -> tf.distribute.Strategy:
     global _joined
     quiet.import_tensorflow()

@@ -52,8 +52,11 @@ def role_of(strategy: str, cluster: Cluster | None) -> Role:
 
 
 def leader_of(cluster: Cluster) -> Task:
-    """The task that leads the job: the chief, or worker 0 where there is none (the topology of TensorFlow 1)."""
-    return Task("chief", 0) if cluster.count("chief") else Task("worker", 0)
+    """The task that leads the job: the chief, or worker 0 where there is none (the topology of TensorFlow 1).
+
+    Where jobs have other names it is the first task.
+    """
+    return next((Task(job, 0) for job in ("chief", "worker") if cluster.count(job)), cluster.tasks[0])
 
 
 def followers_of(cluster: Cluster) -> list[Task]:

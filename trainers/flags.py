@@ -36,6 +36,17 @@ _SEED = flags.DEFINE_integer(
 )
 _XLA = flags.DEFINE_boolean("xla", False, "Compile each step with XLA.")
 _MIXED_PRECISION = flags.DEFINE_boolean("mixed_precision", False, "Compute in bfloat16, keep weights in float32.")
+_LOG_DEVICE_PLACEMENT = flags.DEFINE_boolean(
+    "log_device_placement",
+    False,
+    "Print a table at the end: each operation, the device it asked for, and where it was.",
+)
+_SOFT_PLACEMENT = flags.DEFINE_boolean(
+    "soft_placement", False, "Let TensorFlow choose a device for what cannot be where it asks to be; else an error."
+)
+_START_TIMEOUT = flags.DEFINE_float(
+    "start_timeout", None, "Seconds to wait for the job's other tasks; 120.", lower_bound=0.1, upper_bound=1e6
+)
 _REPORT = flags.DEFINE_string("report", None, "File for one JSON object: what ran, and what came out.")
 
 
@@ -57,6 +68,9 @@ class Shared:
     xla: bool
     mixed_precision: bool
     report: str | None
+    log_device_placement: bool = False
+    soft_placement: bool = False
+    start_timeout: float | None = None
 
     @property
     def needs_local_cluster(self) -> bool:
@@ -99,13 +113,18 @@ class Shared:
         return each * peers
 
 
-def read() -> Shared:
+def read(*, has_strategy: bool = True, cluster: Cluster | None = None) -> Shared:
     """What the flags say.
+
+    Args:
+      has_strategy: does the trainer have one? Else --strategy only says which processes there are.
+      cluster: what a trainer's own flags say, before those of all trainers and the environment.
 
     Raises:
       UsageError, ClusterError: they contradict each other or the environment.
     """
-    cluster = environments.from_hosts(_PS_HOSTS.value, _WORKER_HOSTS.value, _JOB_NAME.value, _TASK_INDEX.value)
+    if cluster is None:
+        cluster = environments.from_hosts(_PS_HOSTS.value, _WORKER_HOSTS.value, _JOB_NAME.value, _TASK_INDEX.value)
     cluster = cluster or environments.from_environment()
     strategy = _STRATEGY.value or _made_for(cluster)
     if strategy not in ("ps", "multiworker") and _given("ps", "workers"):
@@ -118,7 +137,7 @@ def read() -> Shared:
                 f"--{flag}={flags.FLAGS[flag].value} is for a local cluster, but this process is given one that has "
                 f"{cluster.count(job)}"
             )
-    if _REPLICAS.value and strategy in ("one", "ps") and _REPLICAS.value > 1:
+    if has_strategy and _REPLICAS.value and strategy in ("one", "ps") and _REPLICAS.value > 1:
         raise UsageError(
             f"--replicas={_REPLICAS.value} needs a strategy with several: mirrored, central or multiworker"
         )
@@ -129,7 +148,8 @@ def read() -> Shared:
         )
     shared = Shared(
         strategy, cluster, _REPLICAS.value, _PS.value, _WORKERS.value, _LOGDIR.value, _SEED.value, _XLA.value,
-        _MIXED_PRECISION.value, _REPORT.value,
+        _MIXED_PRECISION.value, _REPORT.value, _LOG_DEVICE_PLACEMENT.value, _SOFT_PLACEMENT.value,
+        _START_TIMEOUT.value,
     )  # fmt: skip
     if cluster and shared.role is Role.EVALUATOR and not shared.logdir:
         raise UsageError("an evaluator follows the checkpoints in --logdir, and none is given; name that of the job")

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,8 @@ from absl import flags
 
 from launch import UsageError as LaunchError
 from launch import linux
-from tf2dist.cluster import ClusterError
+from tf2dist import placement
+from tf2dist.cluster import Cluster, ClusterError
 from tf2dist.data.errors import DataError
 from tf2dist.errors import CheckpointError, ShardError, TrainingError
 from tf2dist.lifeline import Gone
@@ -56,17 +57,28 @@ class Run:
             print(text, flush=True)
 
 
-def run(train: Callable[[Run, Any], dict], prepare: Callable[[Shared], Any] = lambda shared: None) -> None:
+def run(
+    train: Callable[[Run, Any], dict],
+    prepare: Callable[[Shared], Any] = lambda shared: None,
+    *,
+    has_strategy: bool = True,
+    cluster: Callable[[], Cluster | None] = lambda: None,
+    positional: Sequence[str] = (),
+) -> None:
     """The main of a trainer; exits the process.
 
     Args:
       train: called in the processes that run a loop, with what `prepare` returned; returns its part of the report.
       prepare: checks the trainer's own flags and finds its data, before TensorFlow is imported and any process is
         started; what it returns must be JSON. A local cluster's processes get it from the launcher.
+      has_strategy: False for a program that places operations itself: it runs in the first task of a cluster, and
+        the others serve it (`tf2dist.connect`).
+      cluster: what the trainer's own flags say of it, if they do.
+      positional: flags that may be given as plain arguments, in this order.
     """
     name = os.path.basename(sys.argv[0]).removesuffix(".py")
     try:
-        status = _run(train, prepare)
+        status = _run(train, prepare, has_strategy, cluster, positional)
     except (UsageError, LaunchError, ClusterError, DataError, flags.Error) as error:
         status = _failed(name, error, 2)
     except (PreflightError, Gone, TrainingError, CheckpointError, ShardError, OSError, MemoryError) as error:
@@ -105,6 +117,8 @@ def _tensorflow_error(error: Exception) -> str | None:
 
     if not isinstance(error, tf.errors.OpError):
         return None
+    if misplaced := placement.explain(error):
+        return f"{misplaced}; --soft_placement lets TensorFlow choose another device"
     time.sleep(0.2)  # when another task died, TensorFlow may know before its lifeline does
     if lost := joining.first_loss():
         return f"{lost} ({type(error).__name__})"
@@ -114,7 +128,7 @@ def _tensorflow_error(error: Exception) -> str | None:
     return f"{type(error).__name__}: {(said or lines or ['no message'])[0]}"
 
 
-def _run(train, prepare) -> int:
+def _run(train, prepare, has_strategy, cluster, positional) -> int:
     if any(a in ("--help", "-help", "-h", "--helpfull") for a in sys.argv[1:]):
         print(f"{sys.modules['__main__'].__doc__ or ''}\n{flags.FLAGS.get_help()}")
         return 0
@@ -122,9 +136,8 @@ def _run(train, prepare) -> int:
         rest = flags.FLAGS(sys.argv)[1:]
     except flags.UnrecognizedFlagError as error:
         raise UsageError(f"{str(error).rstrip('. ')}; see --help") from None
-    if rest:
-        raise UsageError(f"unexpected argument {rest[0]!r}; flags are written --name=value, see --help")
-    shared = read()
+    _take(rest, positional)
+    shared = read(has_strategy=has_strategy, cluster=cluster())
     if shared.leads:
         report.check_writable(shared)
     if shared.needs_local_cluster:
@@ -135,23 +148,30 @@ def _run(train, prepare) -> int:
         text = os.environ.get(_PREPARED)
         prepared = json.loads(text) if text else prepare(shared)
     began = float(os.environ.get(_LAUNCHED_AT) or linux.began())
-    outcome = _train(train, shared, prepared, began)
+    outcome = _train(train, has_strategy, shared, prepared, began)
     if outcome is not None and shared.report:
         report.write(shared.report, outcome)
     return 0
 
 
-def _train(train, shared: Shared, prepared, began: float) -> dict | None:
-    """Joins the job and trains; the whole report, in the process that leads."""
-    import tf2dist
+def _take(rest: list[str], positional: Sequence[str]) -> None:
+    """Gives plain arguments to the flags that they stand for."""
+    for name, value in zip(positional, rest, strict=False):
+        if flags.FLAGS[name].present:
+            raise UsageError(f"{value!r} and --{name}={flags.FLAGS[name].value} both say which {name}; give one")
+        flags.FLAGS[name].parse(value)
+    for extra in rest[len(positional) :]:
+        raise UsageError(f"unexpected argument {extra!r}; flags are written --name=value, see --help")
 
-    try:
-        strategy = tf2dist.join(shared.strategy, replicas=shared.replicas, cluster=shared.cluster)
-    except ClusterError:
-        raise
-    except ValueError as error:  # more GPUs than there are, say
-        raise UsageError(str(error)) from None
+
+def _train(train, has_strategy: bool, shared: Shared, prepared, began: float) -> dict | None:
+    """Joins the job and trains; the whole report, in the process that leads."""
+    log = placement.begin(leads=shared.role is not Role.SERVER) if shared.log_device_placement else None
+    strategy = _join(has_strategy, shared)
     import keras
+    import tensorflow as tf
+
+    tf.config.set_soft_device_placement(shared.soft_placement)
 
     keras.utils.set_random_seed(shared.seed)
     if shared.mixed_precision:
@@ -161,7 +181,24 @@ def _train(train, shared: Shared, prepared, began: float) -> dict | None:
         os.makedirs(shared.logdir, exist_ok=True)
     run = Run(strategy, shared, shared.leads, began, report=report.what_ran(shared, strategy))
     outcome = train(run, prepared)
+    if log is not None and shared.leads:
+        remote = shared.strategy == "ps" or not has_strategy  # others run graphs for this process
+        run.say(log.table(shared.cluster.tasks if shared.cluster and remote else ()))
     return run.report | outcome if shared.leads else None
+
+
+def _join(has_strategy: bool, shared: Shared):
+    import tf2dist
+
+    limit = {} if shared.start_timeout is None else {"start_timeout": shared.start_timeout}
+    try:
+        if has_strategy:
+            return tf2dist.join(shared.strategy, replicas=shared.replicas, cluster=shared.cluster, **limit)
+        return tf2dist.connect(shared.cluster, replicas=shared.replicas, **limit)
+    except ClusterError:
+        raise
+    except ValueError as error:  # more GPUs than there are, say
+        raise UsageError(str(error)) from None
 
 
 def _launch(shared: Shared, prepared) -> int:

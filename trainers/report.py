@@ -12,7 +12,7 @@ from trainers.flags import Shared, UsageError
 
 
 def what_ran(shared: Shared, strategy) -> dict:
-    """The part of the report that is the same for every trainer."""
+    """The part of the report that is the same for every trainer; one that places operations itself has no strategy."""
     import keras
     import tensorflow as tf
 
@@ -22,7 +22,7 @@ def what_ran(shared: Shared, strategy) -> dict:
         "trainer": main.name.rpartition(".")[2] if main else os.path.basename(sys.argv[0]),
         "strategy": shared.strategy,
         "processes": {job: cluster.count(job) for job in cluster.jobs} if cluster else {"solo": 1},
-        "replicas": strategy.num_replicas_in_sync,
+        "replicas": strategy.num_replicas_in_sync if strategy else 1,
         "devices": [d.name for d in tf.config.list_logical_devices() if "XLA" not in d.device_type],
         "seed": shared.seed,
         "versions": {"tensorflow": tf.__version__, "keras": keras.__version__, "python": sys.version.split()[0]},
@@ -32,17 +32,22 @@ def what_ran(shared: Shared, strategy) -> dict:
 def check_writable(shared: Shared) -> None:
     """Finds out before training whether what comes out of it can be written; leaves no trace."""
     if shared.report:
-        place = os.path.realpath(shared.report)
-        if os.path.isdir(place):
-            raise UsageError(f"--report={shared.report} is a directory; name a file in it")
-        if not _special(shared.report):
-            _check_folder(f"--report={shared.report}", os.path.dirname(place))
+        check_file(f"--report={shared.report}", shared.report)
     if shared.logdir:
         # It is made when there is something to write: a command that is wrong otherwise leaves nothing behind.
         place = os.path.realpath(shared.logdir)
         while not os.path.exists(place):
             place = os.path.dirname(place)
         _check_folder(f"--logdir={shared.logdir}", place)
+
+
+def check_file(flag: str, path: str) -> None:
+    """Finds out whether the file that a flag names can be written; leaves no trace."""
+    place = os.path.realpath(path)
+    if os.path.isdir(place):
+        raise UsageError(f"{flag} is a directory; name a file in it")
+    if not _special(path):
+        _check_folder(flag, os.path.dirname(place))
 
 
 def _check_folder(flag: str, folder: str) -> None:
