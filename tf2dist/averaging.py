@@ -41,9 +41,7 @@ class AveragingSGD(keras.optimizers.SGD):
 
     def _update_model_variables_moving_average(self, trainable_variables):
         n = ops.cast(self.iterations, "float32")
-        decay = ops.minimum(self.ema_momentum, (1 + n) / (10 + n))
-        for variable, average in zip(trainable_variables, self._model_variables_moving_average, strict=True):
-            average.assign(decay * average + (1 - decay) * variable)
+        _average(self, trainable_variables, ops.minimum(self.ema_momentum, (1 + n) / (10 + n)))
 
     def swap_averages(self, variables) -> None:
         """Exchanges weights and averages, for evaluating with the averages; a second call changes back."""
@@ -54,3 +52,25 @@ class AveragingSGD(keras.optimizers.SGD):
 
     def get_config(self):
         return super().get_config() | {"keep_gradients": self.keep_gradients}
+
+
+@keras.saving.register_keras_serializable("tf2dist")
+class AveragingAdagrad(keras.optimizers.Adagrad):
+    """Adagrad that keeps the mean of each weight over about the last third of all updates, with decay n / (3 + n).
+
+    Its steps get smaller like 1 / sqrt(n), so at a high rate the last weights still jump about where it ends, and their
+    mean does not (polynomial-decay averaging: Shamir and Zhang, ICML 2013). A model trained by `tf2dist.fit` ends with
+    the means as its weights.
+    """
+
+    def __init__(self, learning_rate=0.001, use_ema=True, **kwargs):
+        super().__init__(learning_rate, use_ema=use_ema, **kwargs)
+
+    def _update_model_variables_moving_average(self, trainable_variables):
+        n = ops.cast(self.iterations, "float32")
+        _average(self, trainable_variables, n / (3 + n))
+
+
+def _average(optimizer: keras.optimizers.Optimizer, weights, decay) -> None:
+    for variable, average in zip(weights, optimizer._model_variables_moving_average, strict=True):
+        average.assign(decay * average + (1 - decay) * variable)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 import time
@@ -112,6 +113,43 @@ class StepLines(keras.callbacks.Callback):
             f"cost {logs.get('loss', float('nan')):.4f}  accuracy {logs.get('accuracy', float('nan')):.4f}  "
             f"{1000 * each:.2f} ms/step  {self._batch_size / each if each else 0:,.0f} examples/s"
         )
+
+
+def line(model: keras.Model) -> tuple[float, float]:
+    """Weight and bias of a model that is a straight line."""
+    w, b = (keras.ops.convert_to_numpy(v) for v in model.trainable_variables)
+    return float(w[0, 0]), float(b[0])
+
+
+class LineOnTheWay(keras.callbacks.Callback):
+    """Prints the weight and bias of a straight line every so many updates, and the loss of the steps since the last.
+
+    Args:
+      say: prints a line.
+      every: updates between two lines.
+      per_pass: updates of a pass over the data; None where it has no end.
+    """
+
+    def __init__(self, say, every: int, per_pass: float | None):
+        super().__init__()
+        self._say, self._every, self._per_pass = say, every, per_pass
+        self._before: tuple[int, float] | None = None  # steps, and the sum of their losses, at the last line
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if self._before is None:
+            self._before = batch, math.nan if batch else 0.0  # of what was trained before a restart
+
+    def on_train_batch_end(self, batch, logs=None):
+        steps, (before, loss) = batch + 1, self._before or (0, 0.0)
+        if steps // self._every == before // self._every:
+            return
+        sums = steps * (logs or {}).get("loss", math.nan)
+        mean = (sums - loss) / (steps - before)
+        self._before = steps, sums
+        w, b = line(self.model)
+        place = f"pass {steps / self._per_pass:.0f}" if self._per_pass else f"step {steps}"
+        known = "" if math.isnan(mean) else f"  loss {mean:.4f}"
+        self._say(f"{place}  w {w:.4f}  b {b:.4f}{known}")
 
 
 class Summaries(keras.callbacks.Callback):

@@ -132,6 +132,8 @@ def _run(train, prepare, has_strategy, cluster, positional) -> int:
     if any(a in ("--help", "-help", "-h", "--helpfull") for a in sys.argv[1:]):
         print(f"{sys.modules['__main__'].__doc__ or ''}\n{flags.FLAGS.get_help()}")
         return 0
+    if positional and (negative := [a for a in sys.argv[1:] if a.startswith("-") and a[1:].isdecimal()]):
+        raise UsageError(f"{negative[0]} is no {' or '.join(positional)}; numbers are from 1 on, see --help")
     try:
         rest = flags.FLAGS(sys.argv)[1:]
     except flags.UnrecognizedFlagError as error:

@@ -74,22 +74,28 @@ def test_its_own_local_cluster(run, tmp_path, arguments):
     assert json.loads((tmp_path / "it.json").read_text())["result"] == 238
 
 
-def test_alone_with_devices_that_are_not_there(run, tmp_path):
-    done = run("--replicas=2", "--report=it.json", module=HELLO)
-    assert (done.status, done.err) == (0, ""), done
-    report = json.loads((tmp_path / "it.json").read_text())
-    assert [step["got"] for step in report["placement"]] == ["/cpu:1", "/cpu:0", "/cpu:0"]
+PINNED = ("--devices=/cpu:0,/gpu:1", "--report=it.json")
 
-    pinned = ("--devices=/cpu:0,/gpu:1", "--report=it.json")
-    done = run(*pinned, module=HELLO)
+
+def test_a_device_that_is_not_there(run, tmp_path):
+    done = run(*PINNED, module=HELLO)
     assert (done.status, done.err) == (2, (
         "hello: operation x - 66 cannot be placed on /gpu:1; the devices are /cpu:0; --soft_placement lets TensorFlow "
         "choose another device\n"
     ))  # fmt: skip
-    done = run(*pinned, "--soft_placement", module=HELLO)
+    assert not (tmp_path / "it.json").exists()
+
+
+@pytest.mark.slow
+def test_alone(run, tmp_path):
+    done = run(*PINNED, "--soft_placement", module=HELLO)
     assert (done.status, done.err) == (0, ""), done
     report = json.loads((tmp_path / "it.json").read_text())
     assert (report["result"], report["placement"][0]) == (238, {"op": "x - 66", "wanted": "/gpu:1", "got": "/cpu:0"})
+    done = run("--replicas=2", "--report=it.json", module=HELLO)
+    assert (done.status, done.err) == (0, ""), done
+    report = json.loads((tmp_path / "it.json").read_text())
+    assert [step["got"] for step in report["placement"]] == ["/cpu:1", "/cpu:0", "/cpu:0"]
 
 
 @pytest.mark.parametrize(("index", "missing"), [(0, "local 1"), (1, "local 0")])
