@@ -105,6 +105,7 @@ def connect(
     lead.wait_ready(start_timeout)
     _at_success(lambda: lead.end(together=False))
     with quiet.held_back_stderr():
+        devices.use_session_options(cluster)
         devices.replica_devices(replicas)
         tf.config.experimental_connect_to_cluster(
             tf.train.ClusterSpec(cluster.spec),
