@@ -33,7 +33,7 @@ def cluster():
     if not _HOSTS.value and name in (None, "ps", "worker", "evaluator"):
         return None
     if not name or index is None:
-        found = f"--job_name={name}" if name else f"--hosts={','.join(_HOSTS.value)}"
+        found = f"--job_name={name}" if name else f"--hosts={','.join(_HOSTS.value or ())}"
         raise ClusterError(
             f"{found} needs {'--task_index' if name else '--job_name, which may be any'}: which task is this?"
         )
