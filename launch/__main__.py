@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 
-LAUNCHERS = ("local",)  # modules with a docstring, add_arguments(parser) and start(options, program) -> exit status
+# Modules with a docstring, add_arguments(parser) and start(options, program) -> exit status.
+LAUNCHERS = ("local", "ssh", "slurm", "k8s")
 USAGE = "python -m launch NAME [options] -- MODULE_OR_SCRIPT [args]"
 
 

@@ -25,17 +25,22 @@ class ForkServer:
     order in which they happened, and None when the helper is gone. The helper ends, with every descendant, when it
     is told to, when this object is closed, and when this process dies.
 
+    Args:
+      preload: modules to import.
+      env: added to the environment.
+      isolate: whether it, and all that it forks, has a network of its own.
+
     Raises:
       OSError: when it cannot be started.
     """
 
-    def __init__(self, preload: Sequence[str], env: Mapping[str, str]):
+    def __init__(self, preload: Sequence[str], env: Mapping[str, str], *, isolate: bool = False):
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.ready = False
         # What imports print is of interest only when they fail.
         self._log = os.fdopen(os.memfd_create("helper.log"), "rb", buffering=0)
         with theirs:
-            arguments = [_ROOT, str(os.getpid()), str(theirs.fileno()), ",".join(preload)]
+            arguments = [_ROOT, str(os.getpid()), str(theirs.fileno()), ",".join(preload), "1" if isolate else ""]
             self.process = subprocess.Popen(
                 [sys.executable, *subprocess._args_from_interpreter_flags(), "-c", _BOOT, *arguments],
                 env={**quiet.DEFAULTS, **os.environ, **env},

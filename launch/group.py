@@ -19,23 +19,27 @@ from launch.output import STDERR, STDOUT, Lines, Output, prefix
 from launch.signals import Signals
 
 if TYPE_CHECKING:
-    from launch.process import Process
+    from launch.logs import Logs
+    from launch.process import Process, Settings
 
 _MARK = "TF2DIST_JOB"  # in the environment of everything that a group starts
 _LAST_LINES = 20
 _TOO_LATE = 10.0  # seconds past the last deadline after which the helper itself is killed
+_PAUSE = 1.0  # seconds before a process that has failed is started again
 _A_PIPE = 1 << 20  # bytes; more than a pipe holds, so one read empties it
 
 
 class Group:
     """Processes under way. See `process.supervise`, which makes one and turns it until it is over."""
 
-    def __init__(self, processes: Sequence[Process], preload, grace: float, drain: float, quiet: str | None):
+    def __init__(self, processes: Sequence[Process], settings: Settings, logs: Logs | None, restarts: int):
         self.processes = processes
-        self.preload = preload
-        self.grace = grace
-        self.drain = drain
-        self.quiet = quiet
+        self.preload = settings.preload
+        self.grace = settings.grace
+        self.drain = settings.drain
+        self.quiet = settings.quiet_prefix_for
+        self.restarts = restarts  # how often a process may still be started again in its place
+        self.again: set[int] = set()  # those that were
         self.status: int | None = None  # None until it is decided how the group ends
         self.reason = ""
         self.alive = True  # whether the helper is, and with it any process
@@ -47,7 +51,9 @@ class Group:
         self.tails = [deque(maxlen=_LAST_LINES) for _ in processes]
         self._alarms: list[tuple[float, Callable[[], None]]] = []
         self._mark = uuid.uuid4().hex
-        self.server = ForkServer(preload, {_MARK: self._mark})
+        self.logs = logs
+        self.shows = logs is None or settings.tee
+        self.server = ForkServer(self.preload, {_MARK: self._mark}, isolate=settings.isolate)
 
     def turn(self, signals: Signals) -> None:
         """Waits for something to happen and deals with it."""
@@ -101,22 +107,45 @@ class Group:
         with contextlib.suppress(ConnectionError):  # the helper is gone; that is the next event
             for fd, to in zip(self.server.fork(key, task), (STDOUT, STDERR), strict=True):
                 shown = b"" if process.name == self.quiet else prefix(process.name, key, to)
-                self.streams[fd] = Lines(to, shown, self.tails[key])
+                self.streams[fd] = Lines(to, shown, self.tails[key], key)
 
     def ended(self, key: int, status: int) -> None:
         """A process has ended, with a status that is negative for a signal: decides what that means for the rest."""
         self.statuses[key] = status
         for fd in [fd for fd, lines in self.streams.items() if lines.tail is self.tails[key]]:
             self.read(fd, _A_PIPE)  # but a process that it left behind may hold the pipe open
+        if status != 0 and self.status is None and self.start_again(key, status):
+            return
         if status != 0 and self.status is None:
             self.failed = key
             self.stop(status if status > 0 else 128 - status, "")
         left = [process for key, process in enumerate(self.processes) if key not in self.statuses]
         if not left:
             self.stop(0, "")
-        elif all(process.serves for process in left) and not self.processes[key].serves:
+        elif all(process.serves for process in left):
+            self.all_serve(key)
+
+    def all_serve(self, last: int) -> None:
+        """Only processes are left that serve others, and `last` was the last to end: they should end soon, too."""
+        if all(key in self.again for key in range(len(self.processes)) if key not in self.statuses):
+            self.stop(0, "")  # these may have come too late for anybody to tell them that the job is done
+        elif not self.processes[last].serves:
             late = f"did not end within {self.drain:g} s after the processes that they serve"
             self.at(time.monotonic() + self.drain, lambda: self.stop(1, f"{self.running()} {late}"))
+
+    def start_again(self, key: int, status: int) -> bool:
+        """Starts a process that has failed again, if that can help: the others go on without it meanwhile."""
+        others = [k for k, process in enumerate(self.processes) if not process.serves and k not in self.statuses]
+        if not self.processes[key].replaceable or not self.restarts or not others or status == 2:
+            return False
+        self.restarts -= 1
+        self.again.add(key)
+        del self.statuses[key]
+        name = self.processes[key].name
+        said = f"launch: {name} ended {_how(status)}; it is started again ({self.restarts} more to go)\n"
+        self.output.add(STDERR, said.encode())
+        self.at(time.monotonic() + _PAUSE, lambda: self.start(key))
+        return True
 
     def read(self, fd: int, size: int = 1 << 16) -> None:
         """Passes on what a process has printed; forgets the pipe when nobody can print to it any more."""
@@ -125,10 +154,18 @@ class Group:
             data = os.read(fd, size)
         except BlockingIOError:
             return
-        self.output.add(lines.to, lines.feed(data) if data else lines.finish(), lines)
+        self.show(lines, data)
         if not data:
             del self.streams[fd]
             os.close(fd)
+
+    def show(self, lines: Lines, data: bytes) -> None:
+        """Passes on what was read from a stream; nothing more is to come when that is empty."""
+        shown = lines.feed(data) if data else lines.finish()
+        if self.shows:
+            self.output.add(lines.to, shown, lines)
+        if self.logs:
+            self.logs.add(lines.key, data)
 
     def running(self) -> str:
         """The names of the processes that have not ended."""
@@ -168,7 +205,7 @@ class Group:
             self.read(fd, _A_PIPE)
             if fd in self.streams:  # still open, in the hands of something that is about to be gone
                 lines = self.streams.pop(fd)
-                self.output.add(lines.to, lines.finish(), lines)
+                self.show(lines, b"")
                 os.close(fd)
         lines = []
         if self.failed is not None:

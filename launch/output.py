@@ -83,8 +83,9 @@ class Lines:
     a prefix there is one process to watch, and its progress goes through as it comes.
     """
 
-    def __init__(self, to: int, prefix: bytes, tail: deque[bytes]):
+    def __init__(self, to: int, prefix: bytes, tail: deque[bytes], key: int = 0):
         self.to = to
+        self.key = key  # of the process
         self.prefix = prefix
         self.tail = tail  # the last lines, shared by both streams of a process
         self._rest = bytearray()

@@ -17,7 +17,7 @@ import sys
 import time
 import warnings
 
-from launch import linux, program
+from launch import linux, network, program
 
 LAST_GRACE = 2.0  # seconds that processes get to end by themselves when the launcher is gone
 _TICK = 1.0  # seconds after which orphans that ended are buried
@@ -136,9 +136,11 @@ class Zygote:
 
 
 def main() -> None:
-    """Run as `root launcher-pid control-fd module,module...`; a forked child returns from here as the program."""
-    root, launcher, control, modules = sys.argv[1:5]
+    """Run as `root launcher-pid control-fd module,module... isolate`; a forked child returns as the program."""
+    root, launcher, control, modules, isolate = sys.argv[1:6]
     linux.die_with_parent(int(launcher), signal.SIGTERM)
+    if isolate:
+        network.leave()  # as long as there is one thread
     linux.adopt_orphans()
     # The search path that `python` gives to every program; each child puts its own directory in front of it.
     sys.path[:] = [path for path in sys.path[1:] if path]

@@ -1,7 +1,10 @@
 import itertools
+import json
+import re
 
 import pytest
 
+from tf2dist import environments, slurm
 from tf2dist.cluster import Cluster, ClusterError, Task
 from tf2dist.environments import from_environment, from_hosts
 
@@ -85,3 +88,119 @@ def test_wrong_addresses_in_host_flags():
         from_hosts(["p"], WORKERS, "worker", 0)
     with pytest.raises(ClusterError, match="w:1 is given to ps 0 and to worker 0"):
         from_hosts(["w:1"], WORKERS, "worker", 0)
+
+
+HOSTS = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}
+
+
+def config(cluster, **task):
+    return json.dumps({"cluster": cluster, "task": task, "environment": "cloud"})
+
+
+@pytest.mark.parametrize(
+    ("environ", "source", "task", "notes"),
+    [
+        ({"TF_CONFIG": config(HOSTS, type="ps", index=0)}, "TF_CONFIG", Task("ps", 0), 0),
+        ({"TF_CONFIG": config(HOSTS, type="worker", index="1")}, "TF_CONFIG", Task("worker", 1), 1),
+        (
+            {"TF_CONFIG": config({"master": ["a:1"], **HOSTS} | {"chief": []}, type="ps", index=0)},
+            ClusterError, "names chief twice", 0,
+        ),
+        (
+            {"TF_CONFIG": config({"master": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}, type="master", index=0)},
+            "TF_CONFIG", Task("chief", 0), 1,
+        ),
+        (
+            {"TF_CONFIG": config({**HOSTS, "worker": {"1": "c:1", "0": "b:1"}}, type="worker", index=1)},
+            "TF_CONFIG", Task("worker", 1), 1,
+        ),
+        (
+            {"TF_CONFIG": config({**HOSTS, "worker": {"1": "c:1"}}, type="worker", index=1)},
+            ClusterError, "without a gap", 0,
+        ),
+        (
+            {"TF_CONFIG": config({**HOSTS, "evaluator": ["e:1"]}, type="evaluator", index=0)},
+            "TF_CONFIG", Task("evaluator", 0), 1,
+        ),
+        (
+            {"CLUSTER_SPEC": config(
+                {"workerpool0": ["a:1"], "workerpool1": ["b:1", "c:1"], "workerpool2": ["d:1"]},
+                type="workerpool1", index=0,
+            )},
+            "CLUSTER_SPEC", Task("worker", 0), 3,
+        ),
+        ({"CLUSTER_SPEC": "{"}, ClusterError, "CLUSTER_SPEC is not JSON", 0),
+    ],
+)  # fmt: skip
+def test_what_platforms_say(environ, source, task, notes):
+    if source is ClusterError:
+        with pytest.raises(ClusterError, match=task):
+            environments.find(environ)
+        return
+    found = environments.find(environ)
+    assert (found.source, found.cluster.task, len(found.notes)) == (source, task, notes)
+    assert found.cluster.spec == HOSTS
+
+
+def test_sagemaker():
+    found = environments.find({"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-2"})
+    assert found.cluster == Cluster({"worker": ("algo-1:2222", "algo-2:2222")}, Task("worker", 1))
+    assert environments.find({"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-1"}).cluster is None
+    with pytest.raises(ClusterError, match="none of SM_HOSTS"):
+        environments.find({"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-3"})
+    with pytest.raises(ClusterError, match="a list of host names"):
+        environments.find({"SM_HOSTS": "algo-1"})
+
+
+STEP = {
+    "SLURM_STEP_NODELIST": "n[08-10],m", "SLURM_STEP_TASKS_PER_NODE": "1(x3),2", "SLURM_STEP_NUM_TASKS": "5",
+    "SLURM_PROCID": "4", "SLURM_JOB_ID": "3",
+}  # fmt: skip
+
+
+def test_slurm():
+    found = environments.find(STEP)
+    addresses = ("n08:15192", "n09:15193", "n10:15194", "m:15195", "m:15196")
+    assert found.cluster == Cluster({"worker": addresses}, Task("worker", 4))
+    tasks = {"TF2DIST_TASKS": "chief:1,worker:2,ps:1,evaluator:1", "TF2DIST_PORT": "7000"}
+    found = environments.find({**STEP, **tasks, "SLURM_PROCID": "3"})
+    assert found.cluster.task == Task("ps", 0)
+    assert found.cluster.spec == {"chief": ["n08:7000"], "worker": ["n09:7001", "n10:7002"], "ps": ["m:7003"]}
+    assert environments.find({**STEP, **tasks}).cluster.task == Task("evaluator", 0)
+
+
+def test_a_step_of_one_task_is_no_cluster():
+    assert environments.find({**STEP, "SLURM_STEP_NUM_TASKS": "1"}).cluster is None
+    assert environments.find({"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_PROCID": "0"}).cluster is None  # in a batch script
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"SLURM_STEP_NUM_TASKS": "6"}, "6 tasks in all"),
+        ({"SLURM_STEP_NODELIST": "n[1"}, "cannot be read"),
+        ({"SLURM_STEP_NODELIST": "n[3-1],m"}, "'3-1' is no range"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "two"}, "is 'two'"),
+        ({"SLURM_PROCID": "5"}, "SLURM_PROCID is 5"),
+        ({"SLURM_PROCID": ""}, "SLURM_PROCID is ''"),
+        ({"TF2DIST_TASKS": "worker:2"}, "names 2 tasks, and srun has started 5"),
+        ({"TF2DIST_TASKS": "boss:5"}, "TF2DIST_TASKS is 'boss:5'"),
+    ],
+)
+def test_a_slurm_that_contradicts_itself(changed, said):
+    with pytest.raises(ClusterError, match=re.escape(said)):
+        environments.find({**STEP, **changed})
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("n1", ["n1"]),
+        ("a,b", ["a", "b"]),
+        ("n[1-3,7]", ["n1", "n2", "n3", "n7"]),
+        ("r[1-2]n[01-02].x", ["r1n01.x", "r1n02.x", "r2n01.x", "r2n02.x"]),
+        ("a-[9-11],b[1]", ["a-9", "a-10", "a-11", "b1"]),
+    ],
+)
+def test_node_lists(text, names):
+    assert slurm.hosts_of(text) == names

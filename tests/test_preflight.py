@@ -185,7 +185,7 @@ def test_other_versions(cluster, monkeypatch):
         mine = threading.current_thread() is threading.main_thread()
         return {"tensorflow": "2.21.0" if mine else "2.20.0", "keras": "3.15.1"}
 
-    monkeypatch.setattr(preflight, "_versions", versions)
+    monkeypatch.setattr(preflight, "versions", versions)
     follow(cluster, PS)
     with pytest.raises(
         PreflightError, match=rf"ps 0 at {cluster.address(PS)} has other versions: .*2\.20\.0.*2\.21\.0"
@@ -196,7 +196,7 @@ def test_other_versions(cluster, monkeypatch):
 def test_versions_are_those_that_are_installed():
     import importlib.metadata
 
-    assert preflight._versions() == {name: importlib.metadata.version(name) for name in ("tensorflow", "keras")}
+    assert preflight.versions() == {name: importlib.metadata.version(name) for name in ("tensorflow", "keras")}
 
 
 def test_a_missing_task(cluster):

@@ -27,7 +27,7 @@ def join(
     *,
     replicas: int | None = None,
     cluster: Cluster | None = None,
-    start_timeout: float = preflight.LIMIT,
+    start_timeout: float | None = None,
 ) -> tf.distribute.Strategy:
     """Takes this process's place in the job and returns its strategy.
 
@@ -39,7 +39,7 @@ def join(
       name: one of `tf2dist.STRATEGIES`.
       replicas: see `make_strategy`.
       cluster: from the environment (TF_CONFIG) if not given.
-      start_timeout: seconds to wait for the other tasks of the job.
+      start_timeout: seconds to wait for the other tasks of the job; TF2DIST_START_TIMEOUT, or 120, if not given.
 
     Raises:
       ClusterError: a cluster that cannot be, or does not fit the strategy, or a port in use.
@@ -51,26 +51,25 @@ def join(
     if cluster is None and name in ("ps", "multiworker"):
         cluster = environments.from_environment()
     role = role_of(name, cluster)
+    limit = start_timeout or preflight.time_limit()
     quiet.set_defaults()
     if role is Role.SERVER:
         assert cluster is not None
-        _serve_and_exit(cluster, start_timeout)
+        _serve_and_exit(cluster, limit)
     if role is Role.COORDINATOR:
         assert cluster is not None
-        return _coordinate(name, replicas, cluster, start_timeout)
+        return _coordinate(name, replicas, cluster, limit)
     if role is Role.EVALUATOR:
         global _evaluates
         _evaluates = True
         return _make("one", None, None)
     if role is Role.PEER:
         assert cluster is not None
-        return _peer(name, replicas, cluster, start_timeout)
+        return _peer(name, replicas, cluster, limit)
     return _make(name, replicas, None)
 
 
-def connect(
-    cluster: Cluster | None = None, *, replicas: int | None = None, start_timeout: float = preflight.LIMIT
-) -> None:
+def connect(cluster: Cluster | None = None, *, replicas: int | None = None, start_timeout: float | None = None) -> None:
     """Takes this process's place in a cluster without a strategy, for a program that places operations itself.
 
     The leader (the chief, worker 0, or the first task where jobs have other names) returns, and `tf.device` then
@@ -80,13 +79,14 @@ def connect(
     Args:
       cluster: from the environment (TF_CONFIG) if not given; `AnyJobs` where jobs have other names.
       replicas: devices of this process: GPUs, or virtual CPU devices where there are none.
-      start_timeout: seconds to wait for the other tasks.
+      start_timeout: seconds to wait for the other tasks, as for `join`.
 
     Raises:
       As `join`, and Gone when a task dies before the program begins; later on that ends this process.
     """
     cluster = cluster or environments.from_environment()
     quiet.set_defaults()
+    limit = start_timeout or preflight.time_limit()
     others = [] if cluster is None else [t for t in cluster.tasks if t != leader_of(cluster) and t.job != "evaluator"]
     if cluster is None or not others:
         quiet.import_tensorflow()
@@ -95,14 +95,14 @@ def connect(
         devices.replica_devices(replicas)
         return
     if cluster.task in others:
-        _serve_and_exit(cluster, start_timeout)
+        _serve_and_exit(cluster, limit)
     preflight.check_port(cluster)
-    lead = Lead(preflight.gather(cluster, others, start_timeout), fatal=bool)
+    lead = Lead(preflight.gather(cluster, others, limit), fatal=bool)
     _remember(lead)
     tf = quiet.import_tensorflow()
     from tf2dist import devices
 
-    lead.wait_ready(start_timeout)
+    lead.wait_ready(limit)
     _at_success(lambda: lead.end(together=False))
     with quiet.held_back_stderr():
         devices.use_session_options(cluster)
@@ -149,7 +149,11 @@ def _coordinate(name: str, replicas: int | None, cluster: Cluster, limit: float)
         _fork_server(cluster, limit)
     lines = preflight.gather(cluster, followers_of(cluster), limit)
     workers = [t for t in cluster.tasks if t.job == "worker"]
-    lead = Lead(lines, fatal=lambda lost: any(t.job == "ps" for t in lost) or set(workers) <= set(lost))
+    lead = Lead(
+        lines,
+        fatal=lambda lost: any(t.job == "ps" for t in lost) or set(workers) <= set(lost),
+        again=lambda task, over: preflight.find_again(cluster, task, over),
+    )
     _remember(lead)
     quiet.import_tensorflow()
     lead.wait_ready(limit)

@@ -18,7 +18,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from tf2dist.cluster import Task
 
@@ -119,13 +119,21 @@ class Lead:
       lifelines: one to each other task.
       fatal: asks whether the job cannot go on without the tasks that are gone. Then this process ends with status
         1 and one line, since its main thread may be waiting inside of TensorFlow for ever.
+      again: waits for a task that was lost, and gives the lifeline to what was started in its place; None if nothing
+        was before the event that it also gets. Without this, a task that is lost stays lost.
     """
 
-    def __init__(self, lifelines: list[Lifeline], fatal):
+    def __init__(
+        self,
+        lifelines: list[Lifeline],
+        fatal: Callable[[list[Task]], bool],
+        again: Callable[[Task, threading.Event], Lifeline | None] = lambda task, over: None,
+    ):
         self.lifelines = lifelines
         self.lost: list[Task] = []
         self.first_loss = ""
         self._fatal = fatal
+        self._again = again
         self._over = threading.Event()
         self._bye = {line.task: threading.Event() for line in lifelines}
         self._ready = {line.task: threading.Event() for line in lifelines}
@@ -156,16 +164,37 @@ class Lead:
         for line in self.lifelines:
             line.say("done")
 
-    def _listen(self, line: Lifeline) -> None:
+    def _listen(self, line: Lifeline | None) -> None:
+        while line and not self._over.is_set():
+            self._hear(line)
+            line = None if self._over.is_set() else self._replace(line)
+
+    def _replace(self, line: Lifeline) -> Lifeline | None:
+        """Waits until the task that this line led to has been started again."""
+        line.close()
+        new = self._again(line.task, self._over)
+        if new:
+            self.lifelines[self.lifelines.index(line)] = new
+            new.say("go")
+            if self._over.is_set():  # `end` may have looked for it too early
+                new.say("done")
+        return new
+
+    def _hear(self, line: Lifeline) -> None:
+        """Listens to a task until it is gone."""
         try:
             while True:
                 word = line.hear("ready", "bye")
                 (self._ready if word == "ready" else self._bye)[line.task].set()
+                if line.task in self.lost:
+                    self.lost.remove(line.task)
+                    print(f"tf2dist: {line} is back", file=sys.stderr, flush=True)
         except Gone as gone:
             if self._over.is_set():
                 return
             self.first_loss = self.first_loss or str(gone)
-            self.lost.append(line.task)
+            if line.task not in self.lost:
+                self.lost.append(line.task)
             self._bye[line.task].set()
             self._ready[line.task].set()
             if not self._fatal(self.lost):

@@ -8,10 +8,13 @@ waits for.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
+import os
 import socket
 import sys
+import threading
 import time
 from importlib.metadata import PackageNotFoundError, version
 
@@ -20,7 +23,24 @@ from tf2dist.lifeline import Lifeline, kept_alive
 
 LIMIT = 120.0  # seconds that a task waits for the others
 _ANSWER = 10.0  # seconds for an answer to a greeting, on a connection that stands
+_ONCE = 5.0  # seconds for a try to find a task that was lost
 _TALK = 15.0  # seconds of silence before a waiting task says for whom it waits
+
+
+def time_limit() -> float:
+    """Seconds that a task waits for the others: TF2DIST_START_TIMEOUT, or LIMIT.
+
+    Raises:
+      ClusterError: the variable holds something else.
+    """
+    text = os.environ.get("TF2DIST_START_TIMEOUT", "")
+    try:
+        seconds = float(text) if text else LIMIT
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise ClusterError(f"TF2DIST_START_TIMEOUT is {text!r}; it must be a number of seconds above 0")
+    return seconds
 
 
 class PreflightError(RuntimeError):
@@ -33,11 +53,11 @@ def _greeting(cluster: Cluster, to: Task) -> dict:
         "from": str(cluster.task),
         "to": str(to),
         "cluster": cluster.spec,
-        "versions": _versions(),
+        "versions": versions(),
     }
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
     found = {}
     for package in ("tensorflow", "keras"):
         try:
@@ -66,6 +86,14 @@ def gather(cluster: Cluster, others: list[Task], limit: float = LIMIT) -> list[L
     for line in lifelines:
         line.say("go")
     return lifelines
+
+
+def find_again(cluster: Cluster, task: Task, over: threading.Event) -> Lifeline | None:
+    """Waits until a task that was lost has been started again, with the same cluster; None once `over` is set."""
+    while not over.wait(0.2):
+        with contextlib.suppress(PreflightError):
+            return _reach(cluster, task, time.monotonic() + _ONCE, _ONCE)
+    return None
 
 
 def _reach(cluster: Cluster, task: Task, deadline: float, limit: float) -> Lifeline:
@@ -175,8 +203,8 @@ def _difference(cluster: Cluster, greeting: dict) -> str:
         return f"was started as {cluster.task}, and is taken for {greeting.get('to')}"
     if greeting.get("cluster") != cluster.spec:
         return f"was started with another cluster: {cluster.spec}, not {greeting.get('cluster')}"
-    if greeting.get("versions") != _versions():
-        return f"has other versions: {_versions()}, not {greeting.get('versions')}"
+    if greeting.get("versions") != versions():
+        return f"has other versions: {versions()}, not {greeting.get('versions')}"
     return ""
 
 

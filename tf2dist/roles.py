@@ -79,7 +79,7 @@ def serve(cluster: Cluster, limit: float | None = None) -> None:
     """
     from tf2dist import lifeline, preflight
 
-    line = preflight.answer(cluster, leader_of(cluster), limit or preflight.LIMIT)
+    line = preflight.answer(cluster, leader_of(cluster), limit or preflight.time_limit())
 
     from tf2dist.quiet import import_tensorflow
 

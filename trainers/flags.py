@@ -45,7 +45,7 @@ _SOFT_PLACEMENT = flags.DEFINE_boolean(
     "soft_placement", False, "Let TensorFlow choose a device for what cannot be where it asks to be; else an error."
 )
 _START_TIMEOUT = flags.DEFINE_float(
-    "start_timeout", None, "Seconds to wait for the job's other tasks; 120.", lower_bound=0.1, upper_bound=1e6
+    "start_timeout", None, "Seconds that a process of a job waits for the others; default: 120.", lower_bound=0.001
 )
 _REPORT = flags.DEFINE_string("report", None, "File for one JSON object: what ran, and what came out.")
 

@@ -192,11 +192,9 @@ def _train(train, has_strategy: bool, shared: Shared, prepared, began: float) ->
 def _join(has_strategy: bool, shared: Shared):
     import tf2dist
 
-    limit = {} if shared.start_timeout is None else {"start_timeout": shared.start_timeout}
+    options = {"cluster": shared.cluster, "replicas": shared.replicas, "start_timeout": shared.start_timeout}
     try:
-        if has_strategy:
-            return tf2dist.join(shared.strategy, replicas=shared.replicas, cluster=shared.cluster, **limit)
-        return tf2dist.connect(shared.cluster, replicas=shared.replicas, **limit)
+        return tf2dist.join(shared.strategy, **options) if has_strategy else tf2dist.connect(**options)
     except ClusterError:
         raise
     except ValueError as error:  # more GPUs than there are, say
@@ -215,4 +213,6 @@ def _launch(shared: Shared, prepared) -> int:
         workers=shared.workers,
         env={_PREPARED: json.dumps(prepared)},
         quiet_prefix_for="chief 0" if shared.strategy == "ps" else "worker 0",
+        # Nobody else can reach its ports; but then it cannot reach others, which a place like gs://... needs.
+        isolate=not any("://" in argument for argument in sys.argv),
     )

@@ -1,0 +1,202 @@
+"""Prints what Kubernetes needs to run the job: a JobSet, a TFJob, or Jobs, and a network policy."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Sequence
+
+from launch import UsageError, layout, yaml
+from launch.layout import HERE, PORT, Layout
+
+KINDS = ("jobset", "tfjob", "job")
+_LABEL = {"jobset": "jobset.sigs.k8s.io/jobset-name", "tfjob": "training.kubeflow.org/job-name", "job": "tf2dist/job"}
+_TFJOB = {"chief": "Chief", "worker": "Worker", "ps": "PS", "evaluator": "Evaluator"}
+_NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")  # of a service, with room for what becomes a pod's name
+_QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|[kMGTPE]|[KMGTPE]i)?")
+_INDEX = "TASK_INDEX"  # of a pod within its Job; Kubernetes puts it into the variables that come after it
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of `python -m launch k8s`."""
+    layout.add_arguments(parser)
+    group = parser.add_argument_group("Kubernetes")
+    group.add_argument("--kind", choices=KINDS, default="jobset", help="what runs the job (default: jobset)")
+    group.add_argument("--name", default="tf2dist", help="of the job (default: tf2dist)")
+    group.add_argument("--namespace", default="default", help="(default: default)")
+    group.add_argument("--image", required=True, help="with the program and tf2dist in it; see Dockerfile")
+    group.add_argument("--cpu", default="1", help="of each task (default: 1)")
+    group.add_argument("--memory", default="2Gi", help="of each task (default: 2Gi)")
+    group.add_argument("--gpus", type=int, default=0, metavar="N", help="of each worker (default: 0)")
+    group.add_argument("--claim", metavar="NAME", help="a volume claim for checkpoints, mounted at /data in every task")
+    group.add_argument("--max_restarts", type=int, default=0, metavar="N", help="of the job (default: 0)")
+
+
+def start(options: argparse.Namespace, program: Sequence[str]) -> int:
+    """Prints the manifests, for `kubectl apply -f -`; returns 0.
+
+    Raises:
+      UsageError: the options are wrong.
+    """
+    print(yaml.documents(*manifests(options, program)), end="")
+    return 0
+
+
+def manifests(options: argparse.Namespace, program: Sequence[str]) -> list[dict]:
+    """The objects, each as Kubernetes' API takes it.
+
+    Raises:
+      UsageError: the options are wrong.
+    """
+    wanted = layout.read(options)
+    if wanted.hosts != [HERE]:
+        raise UsageError(f"--hosts name machines, and Kubernetes chooses these; found {wanted.hosts[0]}")
+    for name in ("name", "namespace"):
+        if not _NAME.fullmatch(getattr(options, name)):
+            raise UsageError(
+                f"--{name}={getattr(options, name)} is no name; it has up to 40 of a-z, 0-9 and -, a letter first"
+            )
+    for name in ("cpu", "memory"):
+        if not _QUANTITY.fullmatch(getattr(options, name)):
+            raise UsageError(f"--{name}={getattr(options, name)} is no quantity; these are written as 2, 500m or 4Gi")
+    for name in ("gpus", "max_restarts"):
+        if getattr(options, name) < 0:
+            raise UsageError(f"--{name}={getattr(options, name)} must be 0 or more")
+    made = _Manifests(options, wanted, program)
+    return [*made.jobs(), made.network_policy()]
+
+
+class _Manifests:
+    def __init__(self, options: argparse.Namespace, wanted: Layout, program: Sequence[str]):
+        self.options = options
+        self.wanted = wanted
+        self.kind: str = options.kind
+        self.name: str = options.name
+        self.port: int = options.port or PORT
+        name = program[0]
+        script = name.endswith(".py") or "/" in name
+        self.command = ["python", *([] if script else ["-m"]), *program]
+        self.counts = {job: wanted.count(job) for job in dict.fromkeys(task.job for task in wanted.tasks)}
+        self.leader = next(iter(self.counts))
+
+    def jobs(self) -> list[dict]:
+        """What runs the tasks."""
+        if self.kind == "tfjob":
+            return [self.tfjob()]
+        if self.kind == "jobset":
+            return [self.jobset()]
+        return [self.service(), *(self.job(job, count) for job, count in self.counts.items())]
+
+    def jobset(self) -> dict:
+        """A JobSet with a replicated Job for each job of the cluster (jobset.sigs.k8s.io)."""
+        replicated = [
+            {"name": job, "replicas": 1, "template": {"spec": self.job_spec(job, count)}}
+            for job, count in self.counts.items()
+        ]
+        spec = {
+            "network": {"enableDNSHostnames": True, "subdomain": self.name},
+            # The one that leads ends last but for servers, which may take a little longer.
+            "successPolicy": {"operator": "All", "targetReplicatedJobs": list(self.counts)},
+            "failurePolicy": {"maxRestarts": self.options.max_restarts},
+            "replicatedJobs": replicated,
+        }
+        return self.object("jobset.x-k8s.io/v1alpha2", "JobSet", spec)
+
+    def tfjob(self) -> dict:
+        """A TFJob (kubeflow.org/v1), whose operator writes TF_CONFIG itself."""
+        replicas = {
+            _TFJOB[job]: {
+                "replicas": count,
+                "restartPolicy": "OnFailure" if self.options.max_restarts else "Never",
+                "template": {"spec": self.pod(job, name="tensorflow")},
+            }
+            for job, count in self.counts.items()
+        }
+        policy = {"cleanPodPolicy": "Running", "backoffLimit": self.options.max_restarts}
+        return self.object("kubeflow.org/v1", "TFJob", {"runPolicy": policy, "tfReplicaSpecs": replicas})
+
+    def service(self) -> dict:
+        """A service without an address, which gives the pods their names."""
+        spec = {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,  # tasks look for each other before they are ready
+            "selector": self.labels(),
+            "ports": [{"name": "tensorflow", "port": self.port}],
+        }
+        return self.object("v1", "Service", spec)
+
+    def job(self, job: str, count: int) -> dict:
+        """A Job of so many pods, each with its index."""
+        return self.object("batch/v1", "Job", self.job_spec(job, count), f"{self.name}-{job}")
+
+    def job_spec(self, job: str, count: int) -> dict:
+        pod = self.pod(job)
+        if self.kind == "job":
+            pod = {"subdomain": self.name, **pod}
+        return {
+            "completionMode": "Indexed",
+            "completions": count,
+            "parallelism": count,
+            "backoffLimit": self.options.max_restarts * count if self.kind == "job" else 0,
+            "template": {"metadata": {"labels": self.labels() if self.kind == "job" else {}}, "spec": pod},
+        }
+
+    def pod(self, job: str, name: str = "task") -> dict:
+        """The specification of a pod."""
+        container = {
+            "name": name,
+            "image": self.options.image,
+            "command": self.command,
+            "env": self.env(job),
+            "ports": [{"name": "tfjob-port", "containerPort": self.port}],
+            "resources": self.resources(job),
+        }
+        pod: dict = {"containers": [container]}
+        if self.kind != "tfjob":
+            pod["restartPolicy"] = "OnFailure" if self.kind == "job" and self.options.max_restarts else "Never"
+        if self.options.claim:
+            container["volumeMounts"] = [{"name": "data", "mountPath": "/data"}]
+            pod["volumes"] = [{"name": "data", "persistentVolumeClaim": {"claimName": self.options.claim}}]
+        return pod
+
+    def resources(self, job: str) -> dict:
+        amounts: dict = {"cpu": self.options.cpu, "memory": self.options.memory}
+        if job == "worker" or (job == "chief" and not self.wanted.count("ps")):
+            amounts |= {"nvidia.com/gpu": self.options.gpus} if self.options.gpus else {}
+        return {"requests": {k: v for k, v in amounts.items() if "/" not in k}, "limits": amounts}
+
+    def env(self, job: str) -> list[dict]:
+        """The task's place in the cluster, in words of Kubernetes, which knows the index of each pod."""
+        env = [{"name": "PYTHONUNBUFFERED", "value": "1"}]
+        env += [{"name": name, "value": value} for name, value in layout.environment(self.options).items()]
+        if self.kind == "tfjob":
+            return env
+        spec = {j: [f"{self.host(j, i)}:{self.port}" for i in range(n)] for j, n in self.counts.items()}
+        spec.pop("evaluator", None)
+        config = {"cluster": spec, "task": {"type": job, "index": f"$({_INDEX})"}}
+        annotation = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+        index = {"name": _INDEX, "valueFrom": {"fieldRef": {"fieldPath": annotation}}}
+        return [*env, index, {"name": "TF_CONFIG", "value": json.dumps(config)}]
+
+    def host(self, job: str, index: int) -> str:
+        """The name of a pod in the service of the job."""
+        pod = f"{self.name}-{job}-0-{index}" if self.kind == "jobset" else f"{self.name}-{job}-{index}"
+        return f"{pod}.{self.name}.{self.options.namespace}.svc"
+
+    def labels(self) -> dict[str, str]:
+        return {_LABEL[self.kind]: self.name}
+
+    def network_policy(self) -> dict:
+        """Only the job's own pods reach its ports: TensorFlow asks nobody for a password."""
+        peers = {"podSelector": {"matchLabels": self.labels()}}
+        spec = {
+            "podSelector": {"matchLabels": self.labels()},
+            "policyTypes": ["Ingress"],
+            "ingress": [{"from": [peers], "ports": [{"protocol": "TCP", "port": self.port}]}],
+        }
+        return self.object("networking.k8s.io/v1", "NetworkPolicy", spec)
+
+    def object(self, version: str, kind: str, spec: dict, name: str | None = None) -> dict:
+        metadata = {"name": name or self.name, "namespace": self.options.namespace}
+        return {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec}

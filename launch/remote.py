@@ -1,0 +1,68 @@
+"""The near end of `launch ssh`: runs ssh for one task, and keeps telling the far end that the launcher lives."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from launch import keeper
+
+ORDER = "TF2DIST_REMOTE"  # the environment variable that holds what to do, for this process only
+_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+# A root at the end of the path, not `-m`: the user's directory may hold another module named launch.
+_BOOT = "import sys; sys.path.append(sys.argv[1]); from launch.keeper import main; main()"
+
+
+def command(ssh: Sequence[str], host: str, python: str, limit: float) -> list[str]:
+    """The ssh command that starts a keeper on the host.
+
+    It asks for nothing: a password, or whether to trust a new host, would be a question that nobody answers. A host
+    that does not answer is given up after `limit` seconds, and one that fell silent after 30.
+    """
+    options = [
+        "BatchMode=yes",
+        f"ConnectTimeout={max(1, round(limit))}",
+        "ServerAliveInterval=10",
+        "ServerAliveCountMax=3",
+        "LogLevel=ERROR",
+    ]
+    far = f"exec {shlex.join([python, '-P', '-c', _BOOT, _ROOT])}"
+    return [*ssh, "-T", "-a", "-x", *(word for option in options for word in ("-o", option)), host, far]
+
+
+def main() -> None:
+    """Run by the launcher's helper, one for each task; ends with the task's status."""
+    order = json.loads(os.environ.pop(ORDER))
+    # A session of its own: a signal to the launcher's processes must not cut the connection before `end` was said.
+    ssh = subprocess.Popen(order["command"], stdin=subprocess.PIPE, start_new_session=True)
+    assert ssh.stdin is not None
+    os.set_blocking(ssh.stdin.fileno(), True)
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(signum, lambda *_: _say(ssh, b"end\n"))
+    _say(ssh, json.dumps(order["keeper"]).encode() + b"\n")
+    while True:
+        try:
+            status = ssh.wait(keeper.SIGN)
+            break
+        except subprocess.TimeoutExpired:
+            os.set_blocking(ssh.stdin.fileno(), False)  # the first line may be long; these are short
+            _say(ssh, b"\n")
+    if status == 255:
+        print(f"the connection to {order['host']} failed or was lost", file=sys.stderr)
+    sys.exit(status if status >= 0 else 128 - status)
+
+
+def _say(ssh: subprocess.Popen, words: bytes) -> None:
+    with contextlib.suppress(OSError):  # it is gone, or the network is full: the silence says enough
+        while words:
+            words = words[os.write(ssh.stdin.fileno(), words) :]  # type: ignore[union-attr]
+
+
+if __name__ == "__main__":
+    main()

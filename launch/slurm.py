@@ -1,0 +1,101 @@
+"""Submits a job to Slurm, or prints its batch script; each task finds its place from what srun tells it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from launch import UsageError, layout
+from launch.layout import HERE, Layout
+from launch.program import as_python_runs
+from tf2dist import slurm
+
+_COUNTS = ("nodes", "cpus_per_task", "gpus_per_task")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of `python -m launch slurm`."""
+    layout.add_arguments(parser)
+    group = parser.add_argument_group("Slurm")
+    group.add_argument("--nodes", type=int, metavar="N", help="to spread the tasks over (default: Slurm chooses)")
+    group.add_argument("--cpus_per_task", type=int, metavar="N")
+    group.add_argument("--gpus_per_task", type=int, metavar="N")
+    group.add_argument("--partition", metavar="NAME")
+    group.add_argument("--account", metavar="NAME")
+    group.add_argument("--time", metavar="LIMIT", help="as 2:00:00")
+    group.add_argument("--output", metavar="FILE", help="what the tasks print (default: slurm-JOB.out)")
+    group.add_argument("--wait", action="store_true", help="until the job has ended, and end with its status")
+    group.add_argument("--python", default=sys.executable, metavar="PATH", help="of every node (default: this one)")
+    group.add_argument("--sbatch", action="append", default=[], metavar="OPTION", help="any other option of sbatch")
+
+
+def start(options: argparse.Namespace, program: Sequence[str]) -> int:
+    """Submits the job that the command line asks for; returns the exit status of sbatch, 0 when it was printed.
+
+    Raises:
+      UsageError: the options are wrong, or there is no Slurm.
+    """
+    text = script(options, program)
+    if options.dry_run:
+        print(text, end="")
+        return 0
+    if not shutil.which("sbatch"):
+        raise UsageError("there is no sbatch on this machine; --dry_run prints the script, for one that has Slurm")
+    try:
+        done = subprocess.run(["sbatch", *(["--wait"] if options.wait else [])], input=text, text=True, check=False)
+    except KeyboardInterrupt:
+        return 130
+    return done.returncode
+
+
+def script(options: argparse.Namespace, program: Sequence[str]) -> str:
+    """The batch script.
+
+    Raises:
+      UsageError: the options are wrong.
+    """
+    wanted = layout.read(options)
+    if options.cluster is not None:
+        raise UsageError(f"--cluster={options.cluster} says hosts, which Slurm chooses; use --ps and --workers")
+    for name in _COUNTS:
+        if getattr(options, name) is not None and getattr(options, name) < 1:
+            raise UsageError(f"--{name}={getattr(options, name)} must be 1 or more")
+    argv = shlex.join([options.python, *as_python_runs(program)])
+    lines = [f"--job-name={os.path.basename(program[0]).removesuffix('.py')}", f"--ntasks={len(wanted.places)}"]
+    hosts = [host for host in wanted.hosts if host != HERE]
+    nodes = options.nodes or len(hosts)
+    lines += [f"--nodes={nodes}"] if nodes else []
+    lines += [f"--nodelist={','.join(hosts)}"] if hosts else []
+    lines += [
+        f"--{name.replace('_', '-')}={getattr(options, name)}"
+        for name in ("cpus_per_task", "gpus_per_task", "partition", "account", "time", "output")
+        if getattr(options, name) is not None
+    ]
+    lines += options.sbatch
+    if broken := [line for line in lines if "\n" in line]:
+        raise UsageError(f"{broken[0]!r} has more than one line")
+    env = {slurm.TASKS: _tasks(wanted), **layout.environment(options)}
+    env |= {slurm.PORT: str(options.port)} if options.port is not None else {}
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            *(f"#SBATCH {line}" for line in lines),
+            f"cd {shlex.quote(os.getcwd())} || exit 1",
+            *(f"export {name}={shlex.quote(value)}" for name, value in env.items()),
+            "export PYTHONUNBUFFERED=1",
+            "# One task that fails ends the others; nobody waits for it.",
+            f"exec srun --kill-on-bad-exit=1 --label {argv}",
+            "",
+        ]
+    )
+
+
+def _tasks(wanted: Layout) -> str:
+    """The tasks in the order of their numbers, as `tf2dist.slurm` reads them."""
+    jobs = dict.fromkeys(task.job for task in wanted.tasks)
+    return ",".join(f"{job}:{wanted.count(job)}" for job in jobs)

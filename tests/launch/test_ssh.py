@@ -1,0 +1,175 @@
+"""`python -m launch ssh` with a real sshd on three hosts with addresses of their own."""
+
+import contextlib
+import json
+import os
+import signal
+import sys
+
+import pytest
+
+from tests.launch.hosts import Hosts, Launcher, possible
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+MNIST = ("trainers.mnist", "--dataset=digits")
+SLEEP = """
+import os, signal, subprocess, sys, time
+subprocess.Popen(["sleep", "1000"], start_new_session=True)  # a daemon, which the task leaves behind
+print("runs", os.getcwd(), os.environ.get("COLOUR"), flush=True)
+if "ignore" in sys.argv:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+time.sleep(1000)
+"""
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory):
+    if why := possible():
+        pytest.skip(why)
+    with contextlib.ExitStack() as stack:
+        hosts = Hosts(tmp_path_factory.mktemp("hosts"), "abc", stack)
+        hosts.serve_ssh()
+        yield hosts
+
+
+@pytest.fixture
+def ssh(hosts, tmp_path):
+    """ssh(*arguments): starts `python -m launch ssh` on host a; afterwards nothing may be left on any host."""
+    (tmp_path / "sleep.py").write_text(SLEEP)
+    started = []
+
+    def start(*arguments, config="ssh_config", env=()):
+        started.append(
+            Launcher(hosts, "a", ["ssh", f"--ssh=ssh -F {hosts.directory / config}", *arguments], tmp_path, env)
+        )
+        return started[-1]
+
+    yield start
+    for launcher in started:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(launcher.process.pid, signal.SIGKILL)
+        launcher.process.wait()
+        launcher.out.close()
+    assert hosts.empty()
+
+
+def trained(launcher, report):
+    status, out = launcher.finish()
+    assert status == 0, out
+    assert json.loads(report.read_text())["test_accuracy"] > 0.9, out
+    return json.loads(report.read_text())
+
+
+def test_mnist_on_parameter_servers(ssh, hosts, tmp_path):
+    report = tmp_path / "report.json"
+    launcher = ssh("--hosts=b,c", "--ps=1", "--", *MNIST, "--epochs=10", f"--report={report}")
+    assert trained(launcher, report)["processes"] == {"chief": 1, "worker": 2, "ps": 1}
+    assert hosts.empty(within=10.0)
+
+
+def test_mnist_on_workers_in_lockstep(ssh, hosts, tmp_path):
+    report = tmp_path / "report.json"
+    launcher = ssh("--hosts=b,c", "--", *MNIST, "--strategy=multiworker", "--epochs=10", f"--report={report}")
+    assert trained(launcher, report)["processes"] == {"worker": 2}
+
+
+def test_directory_environment_and_names_are_handed_on(ssh, hosts, tmp_path):
+    launcher = ssh("--hosts=b,c:2", "--env=COLOUR", "--", "sleep.py", env={"COLOUR": "blue"})
+    launcher.until(f"runs {tmp_path} blue", 3)
+    for number in range(3):
+        launcher.until(f"[worker {number}] runs")
+    assert {name: len([c for c in hosts.processes(name).values() if "sleep.py" in c]) for name in "bc"} == {
+        "b": 1,
+        "c": 2,
+    }
+    launcher.process.send_signal(signal.SIGTERM)
+    assert launcher.finish(30)[0] == 143
+
+
+@pytest.mark.parametrize("how", ["once", "twice", "ignored"])
+def test_an_interrupt_ends_everything_everywhere(ssh, hosts, how):
+    launcher = ssh("--hosts=b,c", "--grace=4", "--", "sleep.py", *["ignore"] * (how == "ignored"))
+    launcher.until("runs", 2)
+    os.killpg(launcher.process.pid, signal.SIGINT)  # as a terminal does
+    if how == "twice":
+        launcher.until("ending")
+        os.killpg(launcher.process.pid, signal.SIGINT)
+    status, out = launcher.finish(30)
+    assert status == 130, out
+    assert hosts.empty(within=10.0)
+
+
+def test_nothing_is_left_when_the_launcher_is_killed(ssh, hosts):
+    launcher = ssh("--hosts=b,c", "--", "sleep.py", "ignore")
+    launcher.until("runs", 2)
+    launcher.process.kill()
+    assert hosts.empty(within=20.0)
+
+
+def test_a_failure_on_one_host_ends_the_others(ssh, hosts, tmp_path):
+    (tmp_path / "fail.py").write_text(
+        "import os, time\n"
+        "time.sleep(2 if '\"index\": 1' in os.environ['TF_CONFIG'] else 1000)\n"
+        "print('bad luck')\n"
+        "exit(7)\n"
+    )
+    status, out = ssh("--hosts=b,c", "--", "fail.py").finish()
+    assert status == 7
+    assert "worker 1" in out
+    assert "bad luck" in out
+    assert hosts.empty(within=10.0)
+
+
+def test_a_host_that_is_cut_off_in_the_middle_is_named(ssh, hosts, tmp_path):
+    launcher = ssh("--hosts=b,c", "--", *MNIST, "--strategy=multiworker", "--epochs=100000", f"--logdir={tmp_path}/log")
+    launcher.until("epoch 2/")
+    hosts.cut("c")
+    try:
+        status, out = launcher.finish(120)
+        assert status != 0
+        assert "worker 1" in out
+        assert hosts.empty("a", "b", within=20.0)
+        # The far end notices by itself. That sshd still waits for what it has sent to arrive is for sshd to say.
+        assert hosts.empty("c", within=60.0, but="sshd:")
+    finally:
+        hosts.cut("c", again=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "config", "said"),
+    [
+        (["--hosts=b,nowhere"], "ssh_config", ["nowhere: ", "resolve"]),
+        (["--hosts=b,10.77.0.99", "--connect_timeout=3"], "ssh_config", ["10.77.0.99: "]),
+        (["--hosts=b,c"], "stranger", ["b: ", "c: ", "Permission denied"]),
+        (["--hosts=b,c", "--directory=/nowhere"], "ssh_config", ["no directory /nowhere"]),
+        (["--hosts=b,c", "--python=/nowhere/python"], "ssh_config", ["/nowhere/python", "--python"]),
+        (["--hosts=b,c", "--port=22"], "ssh_config", ["port 22 of worker 0 cannot be used"]),
+        (["--hosts=localhost,c"], "ssh_config", ["localhost is another machine on each host"]),
+    ],
+)
+def test_nothing_starts_anywhere_when_one_host_is_wrong(ssh, hosts, arguments, config, said):
+    launcher = ssh(*arguments, "--", "sleep.py", config=config)
+    status, out = launcher.finish(30)
+    assert status == 2, out
+    assert out.count("\n") == 1
+    assert "runs" not in out
+    for text in said:
+        assert text in out
+
+
+def test_a_program_that_is_not_there(ssh):
+    status, out = ssh("--hosts=b,c", "--", "no_such.py").finish(30)
+    assert (status, out.count("\n")) == (2, 1)
+    assert "no script 'no_such.py'" in out
+
+
+def test_a_dry_run_reaches_nobody(ssh):
+    status, out = ssh("--hosts=b,nowhere", "--ps=1", "--dry_run", "--", "sleep.py", "two words").finish(30)
+    assert status == 0
+    lines = out.splitlines()
+    assert [line.partition(" cd ")[0] for line in lines] == [
+        "[chief 0] b:", "[worker 0] b:", "[worker 1] nowhere:", "[ps 0] b:",
+    ]  # fmt: skip
+    assert all(f"{sys.executable} sleep.py 'two words'" in line for line in lines)
+    assert '"chief": ["b:2222"], "worker": ["b:2223", "nowhere:2222"], "ps": ["b:2224"]' in lines[0]

@@ -1,0 +1,75 @@
+"""python -m tf2dist.doctor, as a program and by its parts."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from tf2dist import doctor, listening
+
+
+def run(*arguments, **env):
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("TF_CONFIG", "CLUSTER_SPEC", "SLURM", "SM_"))}
+    done = subprocess.run(
+        [sys.executable, "-m", "tf2dist.doctor", *arguments],
+        env={**inherited, **env}, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_alone():
+    status, out, err = run()
+    assert (status, err) == (0, "")
+    assert "cluster    none" in out
+    assert "device     CPU:0" in out
+
+
+def test_a_cluster_with_peers_of_every_kind():
+    with socket.create_server(("127.0.0.1", 0)) as there, socket.socket() as refuses:
+        refuses.bind(("127.0.0.1", 0))
+        here, gone = there.getsockname()[1], refuses.getsockname()[1]
+        workers = [f"127.0.0.1:{here}", "nowhere.invalid:1"]
+        cluster = {"master": ["127.0.0.1:1"], "worker": workers, "ps": [f"127.0.0.1:{gone}"]}
+        config = {"cluster": cluster, "task": {"type": "ps", "index": "0"}}
+        status, out, err = run("--json", TF_CONFIG=json.dumps(config))
+    assert (status, err) == (1, "")
+    report = json.loads(out)
+    assert report["cluster"]["task"] == "ps 0"
+    assert report["cluster"]["role"] == "server"
+    assert report["cluster"]["leader"] == "chief 0"
+    assert len(report["cluster"]["notes"]) == 2
+    assert [(p["task"], p["reached"]) for p in report["peers"]] == [
+        ("chief 0", True), ("worker 0", True), ("worker 1", False),
+    ]  # fmt: skip
+    [problem] = report["problems"]
+    assert problem == "worker 1 at nowhere.invalid:1: no such host"
+    assert report["devices"][0]["type"] == "CPU"
+    assert set(report["versions"]) == {"tensorflow", "keras", "python"}
+
+
+def test_a_cluster_that_cannot_be(monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["a"]}, "task": {"type": "worker", "index": 0}}')
+    monkeypatch.setattr(doctor, "_devices", lambda problems: [])
+    report = doctor.examine(1.0)
+    assert report["cluster"] is None
+    assert "'a'" in report["problems"][0]
+
+
+def test_a_wrong_time_limit(capsys):
+    assert doctor.main(["--timeout=0"]) == 2
+    assert "--timeout=0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("host", "open_"), [("127.0.0.1", False), ("0.0.0.0", True), ("::", True), ("::1", False)])
+def test_ports_that_others_can_reach(tf, host, open_):
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        server = socket.create_server((host, 0), family=family)
+    except OSError as error:
+        pytest.skip(f"no {host} here: {error}")
+    with server:
+        found = [(at.pid, at.port) for at in listening.open_to_others()]
+        assert ((os.getpid(), server.getsockname()[1]) in found) is open_
