@@ -1,6 +1,7 @@
 """Measures this project beside its alternatives, in one run.
 
 python -m benchmarks fit: `tf2dist.fit` beside a hand-written loop and beside Keras's own fit
+python -m benchmarks launch: time to the first step against the number of workers
 python -m benchmarks life: engines of the Game of Life beside bgolly, in one process and in two
 python -m benchmarks pi: random points beside NumPy's, and one worker beside two
 python -m benchmarks ps: asynchronous parameter servers beside a TensorFlow 1 program

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from launch import ports
 from tf2dist import doctor, listening
 
 
@@ -28,9 +29,8 @@ def test_alone():
 
 
 def test_a_cluster_with_peers_of_every_kind():
-    with socket.create_server(("127.0.0.1", 0)) as there, socket.socket() as refuses:
-        refuses.bind(("127.0.0.1", 0))
-        here, gone = there.getsockname()[1], refuses.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as there, ports.hold(1) as (gone,):
+        here = there.getsockname()[1]
         workers = [f"127.0.0.1:{here}", "nowhere.invalid:1"]
         cluster = {"master": ["127.0.0.1:1"], "worker": workers, "ps": [f"127.0.0.1:{gone}"]}
         config = {"cluster": cluster, "task": {"type": "ps", "index": "0"}}

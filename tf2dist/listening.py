@@ -53,7 +53,10 @@ def _is_loopback(address: str) -> bool:
 
 
 def _sockets_of(pid: int) -> list[str]:
-    links = (os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd"))
+    links = []
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            links.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
     return [link[len("socket:[") : -1] for link in links if link.startswith("socket:[")]
 
 

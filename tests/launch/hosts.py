@@ -30,13 +30,13 @@ def possible():
     """Why there can be no hosts here; empty if there can."""
     if os.getuid() != 0:
         return "network namespaces with their own addresses need root"
-    missing = [name for name in ("ip", "ssh", "ssh-keygen") if not shutil.which(name)]
+    missing = [name for name in ("ip", "nsenter", "unshare", "ssh", "ssh-keygen") if not shutil.which(name)]
     if missing or not os.path.exists("/usr/sbin/sshd"):
         return f"tests/launch/install.sh has not installed {', '.join(missing) or 'sshd'}"
     probe = f"tf2dist{os.getpid()}-probe"
     try:
         sh(f"ip netns add {probe}")
-        sh(f"ip netns exec {probe} true")
+        sh(f"nsenter --net=/run/netns/{probe} unshare --mount true")
     except subprocess.CalledProcessError as error:
         return f"network namespaces are not allowed here: {error.stderr.strip()}"
     finally:
@@ -58,11 +58,9 @@ class Hosts:
         sh(f"ip -n {self.prefix}-switch link add br0 type bridge")
         sh(f"ip -n {self.prefix}-switch link set br0 up")
         known = "127.0.0.1 localhost\n" + "".join(f"{address} {name}\n" for name, address in self.addresses.items())
+        (directory / "names").write_text(known)
         for name, address in self.addresses.items():
             space = f"{self.prefix}-{name}"
-            etc = pathlib.Path("/etc/netns", space)  # ip-netns(8) puts these in place of those in /etc
-            etc.mkdir(parents=True)
-            (etc / "hosts").write_text(known)
             sh(f"ip netns add {space}")
             sh(f"ip link add eth0 netns {space} type veth peer name {name} netns {self.prefix}-switch")
             sh(f"ip -n {self.prefix}-switch link set dev {name} master br0 up")
@@ -72,7 +70,10 @@ class Hosts:
 
     def on(self, name, command, **kwargs):
         """Starts a command on a host."""
-        return subprocess.Popen(["ip", "netns", "exec", f"{self.prefix}-{name}", *command], **kwargs)
+        # Not `ip netns exec`: that also puts a new /sys in place, and Slurm looks for control groups there.
+        enter = ["nsenter", f"--net=/run/netns/{self.prefix}-{name}", "unshare", "--mount", "sh", "-c"]
+        known = 'mount --bind "$0" /etc/hosts && exec "$@"'
+        return subprocess.Popen([*enter, known, str(self.directory / "names"), *command], **kwargs)
 
     def serve_ssh(self):
         """Starts sshd on every host, and writes the configuration of a client that may go to all."""
@@ -132,7 +133,6 @@ class Hosts:
                 pids = list(map(int, sh(f"ip netns pids {self.prefix}-{name}").split()))
                 linux.kill(pids, signal.SIGKILL)
             subprocess.run(["ip", "netns", "delete", f"{self.prefix}-{name}"], capture_output=True, check=False)
-            shutil.rmtree(f"/etc/netns/{self.prefix}-{name}", ignore_errors=True)
         for server in self.servers:
             server.wait()
 

@@ -68,7 +68,7 @@ def test_without_slurm(tmp_path):
 
 CONFIG = """
 ClusterName=tf2dist
-SlurmctldHost=a(10.77.0.1)
+SlurmctldHost={name}(10.77.0.1)
 AuthInfo=socket={here}/munge.socket
 SlurmUser=root
 SlurmdUser=root
@@ -103,7 +103,8 @@ def nodes(tmp_path_factory):
     here.chmod(0o755)
     with contextlib.ExitStack() as stack:
         hosts = Hosts(here, "abc", stack)
-        (here / "state").mkdir()
+        for name in ("state", "b", "c"):
+            (here / name).mkdir()
         (here / "slurm.conf").write_text(CONFIG.format(here=here, name=socket.gethostname()))
         (here / "munge.key").write_bytes(os.urandom(128))
         (here / "munge.key").chmod(0o600)
@@ -114,7 +115,7 @@ def nodes(tmp_path_factory):
         serve(hosts, "a", ["slurmctld", "-D"])
         for name in "bc":
             serve(hosts, name, ["slurmd", "-D", "-N", name])
-        until(lambda: ask(hosts, "sinfo", "-h", "-o", "%T").split() == ["idle"])
+        until(lambda: ask(hosts, "sinfo", "-h", "-o", "%T").split() == ["idle"], within=60.0)
         yield hosts
 
 
@@ -129,8 +130,8 @@ def ask(hosts, *command):
     return done.communicate(timeout=60)[0]
 
 
-def until(true):
-    deadline = time.monotonic() + DEADLINE
+def until(true, within=DEADLINE):
+    deadline = time.monotonic() + within
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.1)
