@@ -87,6 +87,13 @@ def stays(future, seconds=0.2):
     return False
 
 
+def wait_until(true):
+    deadline = time.monotonic() + DEADLINE
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def nobody_listens():
     """Waits for the ends of the threads of leaders and followers, all of whose connections have ended."""
     for thread in threading.enumerate():
@@ -333,6 +340,41 @@ class TestLead:
     def test_a_silent_task_is_lost(self, connect, ended, hasty):
         lead(connect("ps", 0), fatal=bool)
         assert ended.result(DEADLINE) == "ps 0 at ps0:2222 has given no sign of life for 0.05 s"
+
+    def test_a_lost_task_comes_back_and_may_be_lost_again(self, connect, ended, capfd):
+        lines = [connect("worker", 0), *(connect("worker", 1) for _ in range(3))]
+        new = iter([line for line, _ in lines[2:]])
+        asked = []
+
+        def again(task, over):
+            asked.append(task)
+            return next(new, None)
+
+        lead = Lead([line for line, _ in lines[:2]], fatal=lambda lost: len(lost) == 2, again=again)
+        for line, other in lines[1:3]:
+            other.end()
+            back = lines[lines.index((line, other)) + 1]
+            assert back[1].next() == "go"
+            assert lead.lost == [Task("worker", 1)]
+            back[1].say("ready")
+            wait_until(lambda: not lead.lost)
+            assert lead.lifelines[1] is back[0]
+        lead.end(together=False)
+        assert lines[3][1].next(besides=("ping",)) == "done"
+        assert lines[0][1].next(besides=("ping",)) == "done"
+        assert asked == [Task("worker", 1)] * 2
+        assert "worker 1 at worker1:2222 is back" in capfd.readouterr().err
+        assert not ended.done()
+
+    def test_one_that_comes_back_at_the_very_end_hears_that_the_job_is_done(self, connect):
+        (line, other), (new, back) = connect("worker", 0), connect("worker", 0)
+        come = threading.Event()
+        lead = Lead([line], fatal=lambda lost: False, again=lambda task, over: come.wait(DEADLINE) and new)
+        other.end()
+        wait_until(lambda: lead.lost)
+        lead.end(together=False)
+        come.set()
+        assert (back.next(), back.next()) == ("go", "done")
 
     def test_after_the_end_nobody_is_lost(self, connect, ended):
         lines = [connect("worker", 0), connect("ps", 0)]

@@ -442,3 +442,29 @@ def test_an_agreed_line_serves_until_done(cluster):
     line.say("done")
     line.close()
     serving.result(DEADLINE)
+
+
+def test_a_task_that_was_started_again_is_found(cluster, failed_to_connect):
+    found = background(preflight.find_again, cluster, WORKER0, threading.Event())
+    assert failed_to_connect.wait(DEADLINE)
+    follower = follow(cluster, WORKER0)
+    line = found.result(DEADLINE)
+    line.say("go")
+    agreed(cluster, [line], {WORKER0: follower})
+
+
+def test_nobody_is_looked_for_when_the_job_is_over(cluster):
+    over = threading.Event()
+    over.set()
+    assert preflight.find_again(cluster, WORKER0, over) is None
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "-1", "nan", "inf"])
+def test_a_time_limit_in_the_environment(monkeypatch, text):
+    monkeypatch.setenv("TF2DIST_START_TIMEOUT", "2.5")
+    assert preflight.time_limit() == 2.5
+    monkeypatch.setenv("TF2DIST_START_TIMEOUT", text)
+    with pytest.raises(ClusterError, match="TF2DIST_START_TIMEOUT is"):
+        preflight.time_limit()
+    monkeypatch.delenv("TF2DIST_START_TIMEOUT")
+    assert preflight.time_limit() == preflight.LIMIT

@@ -155,7 +155,7 @@ def submit(nodes, tmp_path):
         launcher.process.wait()
         launcher.out.close()
     until(lambda: not ask(nodes, "squeue", "-h").strip())
-    assert nodes.empty()
+    assert nodes.empty("b", "c")
 
 
 slow = pytest.mark.slow

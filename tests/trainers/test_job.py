@@ -7,7 +7,7 @@ import pytest
 from absl import flags as absl_flags
 from absl.testing import flagsaver
 
-from launch import ports
+from launch import network, ports
 from tf2dist import joining
 from tf2dist.cluster import ClusterError
 from tf2dist.data.errors import DataError
@@ -174,6 +174,21 @@ def test_started_by_hand_as_under_tensorflow_1(start, tree, tmp_path, strategy):
     assert report["processes"] == ({"ps": 1, "worker": 2} if strategy == "ps" else {"worker": 2})
     assert {name.partition("/")[0] for name in tree()} == {"worker0.json", "logs_of_worker0"}
     assert all(process.all_gone() for process in processes)
+
+
+def test_a_local_cluster_has_a_network_of_its_own(run, tmp_path):
+    if why := network.refusal():
+        pytest.skip(f"no network namespaces here: {why}")
+    (tmp_path / "isolated.py").write_text(
+        "import os\nfrom trainers import job\nprint(os.readlink('/proc/self/ns/net'), flush=True)\n"
+        "job.run(lambda run, prepared: {})\n"
+    )
+    done = run("--strategy=multiworker", "--workers=1", module="isolated")
+    assert (done.status, done.err) == (0, "")
+    here, theirs = done.out.split()
+    assert here == os.readlink("/proc/self/ns/net")
+    assert theirs.startswith("net:")
+    assert theirs != here
 
 
 def test_flags_are_not_left_set_by_these_tests():

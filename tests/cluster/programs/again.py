@@ -1,4 +1,4 @@
-"""A job that kills its worker 1 after the second epoch of its first run: python -m tests.cluster.programs.again STRATEGY DIR."""
+"""Kills its worker 1 after the second epoch of its first run: python -m tests.cluster.programs.again STRATEGY DIR."""
 
 import os
 import pathlib
