@@ -9,6 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 
 from launch import keeper
@@ -39,6 +40,7 @@ def command(ssh: Sequence[str], host: str, python: str, limit: float) -> list[st
 def main() -> None:
     """Run by the launcher's helper, one for each task; ends with the task's status."""
     order = json.loads(os.environ.pop(ORDER))
+    time.sleep(order["delay"])
     # A session of its own: a signal to the launcher's processes must not cut the connection before `end` was said.
     ssh = subprocess.Popen(order["command"], stdin=subprocess.PIPE, start_new_session=True)
     assert ssh.stdin is not None

@@ -22,6 +22,8 @@ from tf2dist.cluster import Cluster
 
 # What a job is likely to mean when it was set here; anything else is named with --env.
 _HANDED_ON = ("TF_", "TF2DIST_", "TFDS_", "KERAS_", "XLA_", "GRPC_", "NCCL_", "CUDA_", "OMP_", "PYTHON")
+# sshd drops connections when more than ten of them have not yet proved who they are (MaxStartups in sshd_config).
+_AT_ONCE, _AT_ONCE_APART = 8, 1.0  # connections to a host, and seconds until the next ones
 _NOT = ("TF_CONFIG", "PYTHONHOME", "PYTHONSTARTUP")
 
 
@@ -62,7 +64,10 @@ def start(options: argparse.Namespace, program: Sequence[str]) -> int:
     cluster = wanted.cluster(options.port, address=_addresses(ssh, wanted.hosts).__getitem__)
     env = _handed_on(options.env) | layout.environment(options)
     directory = options.directory or os.getcwd()
-    orders = [_order(options, ssh, place, cluster, env, directory, program) for place in wanted.places]
+    orders = [
+        _order(options, ssh, place, number, cluster, env, directory, program)
+        for place, number in zip(wanted.places, _numbers([place.host for place in wanted.places]), strict=True)
+    ]
     if options.dry_run:
         for order, place in zip(orders, wanted.places, strict=True):
             argv = (options.python, *([] if program[0].endswith(".py") else ["-m"]), *program)
@@ -82,12 +87,20 @@ def start(options: argparse.Namespace, program: Sequence[str]) -> int:
     return supervise(processes, preload=("launch.remote",), **settings).status
 
 
-def _order(options, ssh, place: layout.Placed, cluster: Cluster, env, directory: str, program: Sequence[str]) -> dict:
-    """What the near end does for a task, and what it tells the far end to do."""
+def _numbers(hosts: Sequence[str]) -> list[int]:
+    """How many times each host was named before."""
+    return [hosts[:place].count(host) for place, host in enumerate(hosts)]
+
+
+def _order(
+    options, ssh, place: layout.Placed, number: int, cluster: Cluster, env, directory: str, program: Sequence[str]
+) -> dict:
+    """What the near end does for a task, the `number`-th on its host, and what it tells the far end to do."""
     began = os.environ.get(LAUNCHED_AT) or f"{linux.began():.2f}"
     task_env = {**env, LAUNCHED_AT: began, "TF_CONFIG": cluster.at(place.task).to_tf_config()}
     return {
         "host": place.host,
+        "delay": _AT_ONCE_APART * (number // _AT_ONCE),
         "command": remote.command(ssh, place.host, options.python, options.connect_timeout),
         "keeper": {
             "directory": directory,

@@ -87,7 +87,7 @@ class Hosts:
         shutil.copy(self.directory / "user.pub", self.directory / "authorized")
         (self.directory / "sshd_config").write_text(
             f"HostKey {self.directory}/host\nAuthorizedKeysFile {self.directory}/authorized\nPidFile none\n"
-            "StrictModes no\nUsePAM no\nPermitRootLogin yes\nPasswordAuthentication yes\nMaxStartups 100\n"
+            "StrictModes no\nUsePAM no\nPermitRootLogin yes\nPasswordAuthentication yes\n"
         )
         client = f"UserKnownHostsFile {self.directory}/known\n"
         (self.directory / "ssh_config").write_text(f"{client}IdentityFile {self.directory}/user\nIdentitiesOnly yes\n")

@@ -158,6 +158,27 @@ def test_nothing_starts_anywhere_when_one_host_is_wrong(ssh, hosts, arguments, c
         assert text in out
 
 
+def test_a_host_that_accepts_and_says_nothing(ssh, hosts):
+    code = "import socket, time; s = socket.create_server(('', 2201)); time.sleep(1000)"
+    mute = hosts.on("c", [sys.executable, "-c", code])
+    try:
+        options = f"--ssh=ssh -p 2201 -F {hosts.directory}/ssh_config"
+        status, out = ssh(options, "--hosts=b,c", "--connect_timeout=2", "--", "sleep.py").finish(60)
+    finally:
+        mute.kill()
+        mute.wait()
+    assert (status, out.count("\n")) == (2, 1)
+    assert "b: ssh: connect to host b port 2201: Connection refused" in out
+    assert "c: Connection timed out" in out or "c: it did not answer" in out, out
+
+
+def test_more_tasks_on_a_host_than_sshd_takes_at_once(ssh, hosts):
+    launcher = ssh("--hosts=b:18", "--", "sleep.py")
+    launcher.until("runs", 18)
+    launcher.process.send_signal(signal.SIGINT)
+    assert launcher.finish(60)[0] == 130
+
+
 def test_a_program_that_is_not_there(ssh):
     status, out = ssh("--hosts=b,c", "--", "no_such.py").finish(30)
     assert (status, out.count("\n")) == (2, 1)
