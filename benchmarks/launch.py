@@ -17,8 +17,8 @@ _LIMIT = 600.0
 def run(rounds: int) -> dict:
     """Prints a table; returns seconds to the first step, and steps a second after it, by number of workers."""
     figures = {}
-    print(f"1 ps, a chief and N workers on {os.cpu_count()} cores; digits, 64-500-10, {STEPS} updates of 128 examples")
-    print("workers  first step   updates/s   (median of", rounds, "runs)", flush=True)
+    print(f"1 ps, a chief and N workers on {os.cpu_count()} cores; digits, 784-500-10, {STEPS} updates of 128 examples")
+    print(f"workers  first step   updates/s, tracing and evaluation included   (median of {rounds})", flush=True)
     for workers in WORKERS:
         found = [_job(workers) for _ in range(rounds)]
         first, rate = (statistics.median(column) for column in zip(*found, strict=True))

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
-import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from launch import UsageError
-from tf2dist.cluster import JOBS, Cluster, ClusterError, Task
+from launch import UsageError, hosts
+from tf2dist.cluster import Cluster, ClusterError, Task
 
 HERE = "localhost"
 PORT = 2222  # of the first task on a host, as in TensorFlow's own examples
-_HOST = re.compile(r"(?:[^\s:@/\[\]]+@)?(?:[A-Za-z0-9_](?:[A-Za-z0-9_.\-]*)|\[[0-9A-Fa-f:.]+\])")
 
 
 @dataclass(frozen=True)
@@ -121,37 +118,6 @@ def counted(
     return Layout(tuple(places))
 
 
-def from_toml(path: str) -> Layout:
-    """Reads `worker = ["host", "host:port", ...]` and the like for chief, ps and evaluator.
-
-    Raises:
-      UsageError: the file cannot be read, or says something else.
-    """
-    try:
-        with open(path, "rb") as file:
-            found = tomllib.load(file)
-    except OSError as error:
-        raise UsageError(f"--cluster={path} cannot be read: {(error.strerror or str(error)).lower()}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"--cluster={path} is not TOML: {error}") from None
-    places = []
-    for job in found:
-        if job not in JOBS:
-            raise UsageError(f"--cluster={path} has {job!r}; it has lists of hosts named {', '.join(JOBS)}")
-    for job in JOBS:
-        hosts = found.get(job, [])
-        if not isinstance(hosts, list) or not all(isinstance(host, str) for host in hosts):
-            raise UsageError(f'--cluster={path}: {job} is {hosts!r}; it is a list, as ["a", "b:2222"]')
-        for index, text in enumerate(hosts):
-            name, port = _split(text, f"--cluster={path}", "a port")
-            places.append(Placed(Task(job, index), name, port))
-    if not any(place.task.job in ("chief", "worker") for place in places):
-        raise UsageError(f"--cluster={path} names no worker; it needs at least one")
-    if sum(place.task.job == "chief" for place in places) > 1:
-        raise UsageError(f"--cluster={path} names several chiefs; one is right")
-    return Layout(tuple(places))
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options that say the cluster."""
     group = parser.add_argument_group("the cluster")
@@ -198,57 +164,22 @@ def read(options: argparse.Namespace) -> Layout:
         for name in ("ps", "workers", "chief", "evaluator"):
             if getattr(options, name) not in (None, False):
                 raise UsageError(f"--{name} and --cluster={options.cluster} both say the tasks; give one of them")
-        return from_toml(options.cluster)
-    hosts = []
+        jobs = hosts.by_job(options.cluster)
+        return Layout(tuple(Placed(Task(job, i), *at) for job, found in jobs.items() for i, at in enumerate(found)))
+    found = []
     if options.hosts is not None:
-        hosts = [_slots(text, f"--hosts={options.hosts}") for text in options.hosts.split(",")]
+        found = hosts.listed(options.hosts)
     elif options.hostfile is not None:
-        hosts = _host_file(options.hostfile)
-    names = [name for name, _ in hosts]
+        found = hosts.from_file(options.hostfile)
+    names = [name for name, _ in found]
     if twice := [name for name in names if names.count(name) > 1]:
         raise UsageError(f"host {twice[0]} is named {names.count(twice[0])} times; several slots are {twice[0]}:N")
-    return counted(options.ps, options.workers, options.chief, options.evaluator, hosts)
+    return counted(options.ps, options.workers, options.chief, options.evaluator, found)
 
 
 def environment(options: argparse.Namespace) -> dict[str, str]:
     """What every task finds in its environment, whoever starts it."""
     return {"TF2DIST_START_TIMEOUT": f"{options.start_timeout:g}"} if options.start_timeout is not None else {}
-
-
-def _host_file(path: str) -> list[tuple[str, int]]:
-    try:
-        with open(path) as file:
-            lines = [line.partition("#")[0].strip() for line in file]
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--hostfile={path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    hosts = []
-    for number, line in enumerate(lines, 1):
-        where = f"--hostfile={path}, line {number}"
-        if not line:
-            continue
-        if match := re.fullmatch(r"(\S+)\s+slots\s*=\s*(\S+)", line):
-            line = f"{match[1]}:{match[2]}"
-        hosts.append(_slots(line, where))
-    if not hosts:
-        raise UsageError(f"--hostfile={path} names no host; it has one a line")
-    return hosts
-
-
-def _slots(text: str, where: str) -> tuple[str, int]:
-    name, slots = _split(text, where, "a number of slots")
-    return name, 1 if slots is None else slots
-
-
-def _split(text: str, where: str, what: str) -> tuple[str, int | None]:
-    name, number = text.strip(), None
-    if not name.endswith("]") and ":" in name:
-        name, _, digits = name.rpartition(":")
-        number = int(digits) if digits.isdecimal() else 0
-        if not 0 < number < 65536:
-            raise UsageError(f"{where} has {text!r}, and {digits!r} is not {what}")
-    if not _HOST.fullmatch(name):
-        raise UsageError(f"{where} has {text!r}, which names no host; hosts are written name or name:N")
-    return name, number
 
 
 def shown(directory: str, env: dict[str, str], argv: Sequence[str]) -> str:
