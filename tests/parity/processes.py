@@ -1,0 +1,110 @@
+"""Functions run in processes of their own that begin with TensorFlow imported: one import serves all of them.
+
+TensorFlow 1's graph mode is switched on for a whole process, and so are virtual devices, servers and the log of
+placements. So each call of `alone` and each task of `cluster` is a new process, forked from one that has imported
+TensorFlow and done nothing with it: that takes a tenth of a second, where an import takes four.
+"""
+
+import atexit
+import contextlib
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import traceback
+
+from launch import ports
+from tf2dist import Cluster, Task
+
+DEADLINE = 150.0  # seconds for all of a program's tasks
+_fork = multiprocessing.get_context("forkserver")
+_fork.set_forkserver_preload(["tensorflow.compat.v1", "keras"])
+
+
+def alone(function, *args):
+    """What `function(*args)` returns in a process of its own. All of it must pickle."""
+    with _started({"alone": (function, args, {}, False)}) as tasks:
+        return _results(tasks, ["alone"])["alone"]
+
+
+def cluster(function, jobs, *args):
+    """What `function(*args)` returns in each task of a cluster on loopback, by the task's name, as "worker 1".
+
+    Args:
+      function: called in every task, which finds its place in TF_CONFIG; None comes from one that exits by itself.
+      jobs: how many tasks each job has.
+    """
+    with _cluster(function, jobs, args, stay=False) as running:
+        return _results(running, list(running))
+
+
+def tf1_cluster(function, jobs, *args):
+    """As `cluster`, for servers of TensorFlow 1: each stays until the last worker has done, and is killed then.
+
+    What comes for the job "ps", which is in `server.join()`, is whether it was still running then.
+    """
+    with _cluster(function, jobs, args, stay=True) as running:
+        joined = [name for name in running if name.startswith("ps ")]
+        results = _results(running, [name for name in running if name not in joined])
+        return results | {name: running[name][0].is_alive() for name in joined}
+
+
+@contextlib.contextmanager
+def _cluster(function, jobs, args, *, stay):
+    tasks = [Task(job, index) for job, count in jobs.items() for index in range(count)]
+    with ports.hold(len(tasks)) as held:
+        at = dict(zip(tasks, (f"127.0.0.1:{port}" for port in held), strict=True))
+        spec = {job: tuple(at[t] for t in tasks if t.job == job) for job in jobs}
+        configs = {t: {"TF_CONFIG": Cluster(spec, t).to_tf_config()} for t in tasks}
+        with _started({str(t): (function, args, configs[t], stay) for t in tasks}) as running:
+            yield running
+
+
+@contextlib.contextmanager
+def _started(calls):
+    """Starts a process for each call, gives them with their connections by name, and in the end kills all."""
+    running = {}
+    try:
+        for name, call in calls.items():
+            ours, theirs = _fork.Pipe(duplex=False)
+            process = _fork.Process(target=_run, args=(theirs, *call), daemon=True)
+            process.start()
+            theirs.close()
+            running[name] = process, ours
+        yield running
+    finally:
+        for process, connection in running.values():
+            process.kill()
+            process.join()
+            connection.close()
+
+
+def _run(connection, function, args, environment, stay):
+    os.environ.update(environment)
+    try:
+        connection.send((function(*args), None))
+        atexit._run_exitfuncs()  # a coordinator of ours lets its servers end
+    except BaseException:
+        connection.send((None, traceback.format_exc()))
+    if stay:
+        signal.pause()
+    os._exit(0)  # TensorFlow's servers cannot be stopped, and their threads must not outlive Python's end
+
+
+def _results(running, names):
+    """What the named tasks have sent; the first task to fail, named or not, says why."""
+    pending = {connection: name for name, (_, connection) in running.items()}
+    results = {}
+    while set(names) - set(results):
+        ready = multiprocessing.connection.wait(list(pending), DEADLINE)
+        assert ready, f"{sorted(set(names) - set(results))} have not ended within {DEADLINE:g} s"
+        for connection in ready:
+            name = pending.pop(connection)
+            try:
+                results[name], error = connection.recv()
+                assert error is None, f"{name}:\n{error}"
+            except EOFError:
+                running[name][0].join()
+                assert running[name][0].exitcode == 0, f"{name} ended with status {running[name][0].exitcode}"
+                results[name] = None
+    return results

@@ -1,0 +1,224 @@
+"""Sessions that look after a training, their hooks, and the callbacks of today."""
+
+import pathlib
+
+import numpy as np
+import pytest
+
+from tests.parity import regression, tf1
+from tests.parity.processes import alone
+
+EVERY, STEPS = 4, 10
+
+
+def network(tf, rate=0.1):
+    """The loss and the train operation on one batch after the other, by the global step."""
+    step = tf.train.get_or_create_global_step()
+    x, y = (tf.constant(part) for part in regression.data())
+    start = tf.cast(step % regression.BATCHES, tf.int32) * regression.BATCH
+    loss = regression.tf1_loss(tf, x[start : start + regression.BATCH], y[start : start + regression.BATCH])
+    return loss, tf.train.GradientDescentOptimizer(rate).minimize(loss, global_step=step), step
+
+
+def supervised_in_tf1(logdir):
+    """Two lives of one training; each makes half of the steps, so far as it finds them not made."""
+    tf = tf1.begin()
+    seen = []
+    for life in (1, 2):
+        tf.reset_default_graph()
+        _, train, step = network(tf)
+        supervisor = tf.train.Supervisor(logdir=logdir, global_step=step, save_model_secs=600, summary_op=None)
+        with supervisor.managed_session() as session:
+            seen.append(int(session.run(step)))
+            while not supervisor.should_stop() and session.run(step) < life * STEPS // 2:
+                session.run(train)
+            supervisor.saver.save(session, supervisor.save_path, global_step=step)
+            weights, made = session.run([tf.trainable_variables(), step])
+    return seen, int(made), weights
+
+
+def monitored_in_tf1(logdir):
+    tf = tf1.begin()
+    seen = []
+    for life in (1, 2):
+        tf.reset_default_graph()
+        _, train, step = network(tf)
+        hooks = [tf.train.StopAtStepHook(last_step=life * STEPS // 2)]
+        with tf.train.MonitoredTrainingSession(checkpoint_dir=logdir, hooks=hooks) as session:
+            seen.append(int(tf1.without_hooks(session, step)))
+            while not session.should_stop():
+                session.run(train)
+    reader = tf.train.load_checkpoint(logdir)
+    weights = [reader.get_tensor(v.op.name) for v in tf.trainable_variables()]
+    return seen, reader.get_tensor("global_step").item(), weights
+
+
+def resumed_here(logdir):
+    import keras
+
+    import tf2dist
+
+    seen = []
+
+    class Life(keras.callbacks.Callback):
+        """Notes at which update it began, and ends after so many of them, in the middle of the epoch."""
+
+        def __init__(self, updates):
+            super().__init__()
+            self.updates = updates
+
+        def on_epoch_begin(self, epoch, logs=None):
+            seen.append(tf2dist.updates(self.model))
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.stop_training = tf2dist.updates(self.model) >= self.updates
+
+    for life in (1, 2):
+        callbacks = [tf2dist.Checkpoint(logdir), Life(life * STEPS // 2)]
+        model = regression.fit(lambda: keras.optimizers.SGD(0.1), STEPS, callbacks=callbacks, steps_per_execution=1)
+    return seen, tf2dist.updates(model), regression.weights(model)
+
+
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory):
+    return alone(resumed_here, str(tmp_path_factory.mktemp("resumed")))
+
+
+def test_supervisor(tmp_path, resumed):
+    """A training that is started again goes on from its checkpoint, to the same weights."""
+    seen, made, theirs = alone(supervised_in_tf1, str(tmp_path))
+    assert resumed[:2] == (seen, made) == ([0, STEPS // 2], STEPS)
+    regression.assert_close(resumed[2], theirs)
+
+
+def test_monitored_training_session(tmp_path, resumed):
+    """The same of the session that restores and saves by itself."""
+    seen, made, theirs = alone(monitored_in_tf1, str(tmp_path))
+    assert resumed[:2] == (seen, made) == ([0, STEPS // 2], STEPS)
+    regression.assert_close(resumed[2], theirs)
+
+
+def hooked_in_tf1(logdir):
+    """What every hook did, and when: one training with all of them."""
+    tf = tf1.begin()
+    loss, train, _ = network(tf)
+    counted, saved = [], []
+
+    class Counter(tf.train.StepCounterHook):
+        def _log_and_record(self, elapsed_steps, elapsed_time, global_step):
+            counted.append(int(global_step))
+
+    class Listener(tf.train.CheckpointSaverListener):
+        def after_save(self, session, global_step_value):
+            saved.append(int(global_step_value))
+
+    hooks = [
+        tf.train.StopAtStepHook(last_step=STEPS),
+        Counter(every_n_steps=EVERY, output_dir=logdir),
+        tf.train.CheckpointSaverHook(logdir, save_steps=EVERY, listeners=[Listener()]),
+        tf.train.SummarySaverHook(1, output_dir=logdir, summary_op=tf.summary.scalar("cost", loss)),
+    ]
+    ran = 0
+    with tf.train.MonitoredSession(tf.train.ChiefSessionCreator(), hooks) as session:
+        while not session.should_stop():
+            session.run(train)
+            ran += 1
+    (file,) = pathlib.Path(logdir).glob("events*")
+    events = [event for event in tf.train.summary_iterator(str(file)) if event.HasField("summary")]
+    scalars = {e.step: e.summary.value[0].simple_value for e in events if e.summary.value[0].tag == "cost"}
+    return ran, counted, saved, scalars
+
+
+def called_back_here(logdir):
+    import keras
+    import tensorflow as tf
+
+    import tf2dist
+    from tf2dist import checkpoint
+    from trainers import chores
+
+    lines = []
+    callbacks = [
+        tf2dist.Checkpoint(logdir, every_steps=EVERY, keep=10),
+        chores.StepLines(lines.append, EVERY, regression.BATCH, STEPS),
+        chores.Summaries(logdir, EVERY),
+    ]
+    model = regression.fit(lambda: keras.optimizers.SGD(0.1), STEPS, callbacks=callbacks, steps_per_execution=1)
+    (file,) = pathlib.Path(logdir).glob("events*")
+    scalars = {}
+    for event in tf.compat.v1.train.summary_iterator(str(file)):
+        for value in event.summary.value:
+            if value.tag == "cost":
+                scalars[event.step] = float(tf.make_ndarray(value.tensor))
+    saved = [int(pathlib.Path(path).name.rpartition("-")[2]) for path in checkpoint.checkpoints(logdir)]
+    return tf2dist.updates(model), [int(line.split()[1]) for line in lines], saved, scalars
+
+
+@pytest.fixture(scope="module")
+def hooked(tmp_path_factory):
+    """What hooks did in TensorFlow 1, and callbacks here: steps made, counted, saved, and scalars by step."""
+    return [alone(f, str(tmp_path_factory.mktemp("hooked"))) for f in (hooked_in_tf1, called_back_here)]
+
+
+def test_stop_at_step(hooked):
+    """Training ends after that many updates."""
+    (theirs, *_), (ours, *_) = hooked
+    assert ours == theirs == STEPS
+
+
+def test_step_counter(hooked):
+    """A line every so many steps. TensorFlow 1 counted from the first step on, so it was one late."""
+    (_, theirs, *_), (_, ours, *_) = hooked
+    assert theirs == [5, 9]
+    assert ours == [4, 8]
+
+
+def test_checkpoint_saver(hooked):
+    """Every so many steps and at the end; TensorFlow 1 also before the first step."""
+    (_, _, theirs, _), (_, _, ours, _) = hooked
+    assert theirs == [0, *ours]
+    assert ours == [EVERY, 2 * EVERY, STEPS]
+
+
+def test_summary_saver(hooked):
+    """Scalars of the same steps; those of logs are means since the beginning of the epoch."""
+    (*_, theirs), (*_, ours) = hooked
+    assert list(ours) == list(theirs) == list(range(1, STEPS + 1))
+    means = np.cumsum(list(theirs.values())) / np.arange(1, STEPS + 1)
+    np.testing.assert_allclose(list(ours.values()), means, rtol=1e-5)
+
+
+def exploded_in_tf1():
+    tf = tf1.begin()
+    loss, train, _ = network(tf, rate=1e30)
+    ran = 0
+    try:
+        with tf.train.MonitoredSession(hooks=[tf.train.NanTensorHook(loss)]) as session:
+            while ran < 50:
+                session.run(train)
+                ran += 1
+    except tf.train.NanLossDuringTrainingError as error:
+        return ran, str(error)
+
+
+def exploded_here():
+    import keras
+
+    ran = []
+
+    class Count(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            ran.append(batch)
+
+    try:
+        regression.fit(lambda: keras.optimizers.SGD(1e30), 50, callbacks=[Count()], steps_per_execution=1)
+    except ValueError as error:
+        return len(ran), str(error)
+
+
+def test_nan():
+    """Training ends with an error after the first step whose loss is no number."""
+    (ours, error), (theirs, their_error) = alone(exploded_here), alone(exploded_in_tf1)
+    assert ours == theirs == 2
+    assert "NaN" in their_error
+    assert error.startswith("the loss is NaN after 3 updates")
