@@ -1,0 +1,248 @@
+"""Models that TensorFlow 1 trained, converted: the same predictions here, and training that goes on."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+
+from tests.parity import regression, tf1
+from tests.parity.processes import alone
+from tf2dist.convert_checkpoint.__main__ import main
+from trainers.networks import PRESETS
+
+# Layers of each preset: width and activation; what it was trained with; the names that tutorials gave.
+NETWORKS = {
+    "softmax": ([(10, None)], lambda tf: tf.train.GradientDescentOptimizer(0.1)),
+    "sigmoid": ([(100, "sigmoid"), (10, None)], lambda tf: tf.train.GradientDescentOptimizer(0.001)),
+    "towers": ([(500, "relu"), (10, None)], lambda tf: tf.train.GradientDescentOptimizer(0.001)),
+    "mlp": ([(500, "relu"), (10, None)], lambda tf: tf.train.AdamOptimizer(0.001)),
+}
+MODELS = {
+    "softmax": "trainers.networks:softmax(0.1)",
+    "sigmoid": "trainers.networks:sigmoid(0.001)",
+    "towers": "trainers.networks:towers(0.001, decay_steps=600)",
+    "mlp": "trainers.networks:mlp(0.001)",
+}
+STEPS = 5
+
+
+def images():
+    """f32[32, 28, 28] and i64[32]."""
+    random = np.random.default_rng(9)
+    return random.random((32, 28, 28)).astype(np.float32), random.integers(0, 10, 32)
+
+
+def trained_in_tf1(name, directory, steps=STEPS):
+    """Trains a preset's network and saves it; returns its logits before and after `steps` more steps."""
+    tf = tf1.begin()
+    layers, optimizer = NETWORKS[name]
+    pixels, labels = images()
+    x, y = tf.constant(pixels.reshape(-1, 784)), tf.constant(labels)
+    weights, biases, width = [], [], 784
+    with tf.name_scope("weights"):
+        for number, (columns, _) in enumerate(layers):
+            weights.append(tf.Variable(tf.random_normal([width, columns], stddev=0.1, seed=number)))
+            width = columns
+    with tf.name_scope("biases"):
+        biases = [tf.Variable(tf.random_normal([columns], stddev=0.1, seed=7)) for columns, _ in layers]
+    logits = x
+    for weight, bias, (_, activation) in zip(weights, biases, layers, strict=True):
+        logits = tf.matmul(logits, weight) + bias
+        logits = getattr(tf.nn, activation)(logits) if activation else logits
+    loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits))
+    step = tf.train.get_or_create_global_step()
+    train = optimizer(tf).minimize(loss, global_step=step)
+    if name == "towers":
+        averages = tf.train.ExponentialMovingAverage(0.99, step)
+        with tf.control_dependencies([train]):
+            train = averages.apply(tf.trainable_variables())
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        for _ in range(steps):
+            session.run(train)
+        tf.train.Saver().save(session, f"{directory}/model.ckpt", global_step=step)
+        before = session.run(logits)
+        for _ in range(steps):
+            session.run(train)
+        return before, session.run(logits)
+
+
+def logits(model):
+    return np.asarray(model(images()[0], training=False))
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_presets(tf, tmp_path, preset, capsys):
+    """The names of a tutorial's checkpoint are found out; predictions are the same."""
+    theirs, _ = alone(trained_in_tf1, preset, str(tmp_path))
+    out = tmp_path / "model.keras"
+    assert main([str(tmp_path), str(out), f"--model={MODELS[preset]}"]) == 0
+    report = capsys.readouterr().out
+    assert "<- weights/Variable  by shape" in report
+    assert "optimizer.iterations  <- global_step, 5" in report
+    model = keras.saving.load_model(out)
+    np.testing.assert_allclose(logits(model), theirs, rtol=1e-5, atol=1e-5)
+    assert int(model.optimizer.iterations.numpy()) == STEPS
+
+
+@pytest.mark.parametrize("preset", ["sigmoid", "mlp"])
+def test_training_goes_on(tf, tmp_path, preset):
+    """Five more steps of Adam, with its moments from the checkpoint, go where five more went there."""
+    import tf2dist
+
+    _, theirs = alone(trained_in_tf1, preset, str(tmp_path))
+    assert main([str(tmp_path), str(tmp_path / "m.keras"), f"--model={MODELS[preset]}"]) == 0
+    with tf2dist.make_strategy("one").scope():
+        model = keras.saving.load_model(tmp_path / "m.keras")
+    x, y = images()
+    tf2dist.fit(model, (x, y), batch_size=len(x), steps_per_epoch=STEPS)
+    # Keras's Adam adds another epsilon.
+    np.testing.assert_allclose(logits(model), theirs, rtol=2e-3, atol=2e-3)
+
+
+def momentum_in_tf1(directory):
+    tf = tf1.begin()
+    x, y = (tf.constant(part) for part in regression.batch(0))
+    step = tf.train.get_or_create_global_step()
+    optimizer = tf.train.MomentumOptimizer(0.05, 0.9)
+    train = optimizer.minimize(regression.tf1_loss(tf, x, y), global_step=step)
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        for number in range(2):
+            for _ in range(STEPS):
+                session.run(train)
+            if not number:
+                tf.train.Saver().save(session, f"{directory}/model.ckpt", global_step=step)
+        return session.run(tf.trainable_variables())
+
+
+def test_momentum_goes_on(tf, tmp_path):
+    """TensorFlow 1 kept sums of gradients, Keras keeps steps."""
+    import tf2dist
+
+    theirs = alone(momentum_in_tf1, str(tmp_path))
+    regression.model(keras.optimizers.SGD(0.05, momentum=0.9)).save(tmp_path / "empty.keras")
+    assert main([str(tmp_path), str(tmp_path / "m.keras"), f"--model={tmp_path / 'empty.keras'}"]) == 0
+    with tf2dist.make_strategy("one").scope():
+        model = keras.saving.load_model(tmp_path / "m.keras")
+    x, y = regression.batch(0)
+    tf2dist.fit(model, (x, y), batch_size=len(x), steps_per_epoch=STEPS)
+    regression.assert_close(regression.weights(model), theirs)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A checkpoint of preset mlp: the directory."""
+    directory = tmp_path_factory.mktemp("saved")
+    alone(trained_in_tf1, "mlp", str(directory), 1)
+    return directory
+
+
+def refused(saved, tmp_path, capsys, *options, model=MODELS["mlp"], status=2):
+    """What a conversion that must fail says; it writes nothing."""
+    keras.backend.clear_session()  # names of layers are numbered anew
+    before = sorted(tmp_path.iterdir())
+    assert main([str(saved), str(tmp_path / "out.keras"), f"--model={model}", *options]) == status
+    assert sorted(tmp_path.iterdir()) == before
+    said = capsys.readouterr()
+    assert said.out == ""
+    return said.err.removeprefix("tf2dist.convert_checkpoint: ")
+
+
+def test_truncated(tf, saved, tmp_path, capsys):
+    for name, kept in (("data-00000-of-00001", 1000), ("index", 20), ("index", 0)):
+        copy = tmp_path / f"{name}-{kept}"
+        copy.mkdir()
+        for file in saved.iterdir():
+            (copy / file.name).write_bytes(file.read_bytes()[: kept if file.name.endswith(name) else None])
+        said = refused(copy, tmp_path, capsys, status=1)
+        assert f"the checkpoint {copy}/model.ckpt-1 is truncated or damaged" in said
+
+
+def test_another_shape_and_a_missing_variable(tf, saved, tmp_path, capsys):
+    """The kernels are of other shapes, one bias is missing, and the other is there."""
+    said = refused(saved, tmp_path, capsys, model=MODELS["sigmoid"]).splitlines()
+    assert len(said) == 3
+    assert said[0].startswith(
+        "dense/kernel has shape [784, 100], which no variable that is left in the checkpoint has; "
+    )
+    assert "weights/Variable [784, 500], weights/Variable_1 [500, 10]" in said[0]
+    assert "dense/bias has shape [100]" in said[1]
+    assert "dense_1/kernel has shape [100, 10]" in said[2]
+
+
+NAMES = {
+    "dense/kernel": "weights/Variable",
+    "dense/bias": "biases/Variable",
+    "dense_1/kernel": "weights/Variable_1",
+    "dense_1/bias": "biases/Variable_1",
+}
+
+
+def named(tmp_path, **changed):
+    path = tmp_path / "map.json"
+    path.write_text(json.dumps(NAMES | changed))
+    return f"--map={path}"
+
+
+def test_name_map(tf, saved, tmp_path, capsys):
+    keras.backend.clear_session()
+    out = tmp_path / "out.keras"
+    assert main([str(saved), str(out), f"--model={MODELS['mlp']}", named(tmp_path)]) == 0
+    assert capsys.readouterr().out.count("  by map\n") == 4
+    out.unlink()
+    said = refused(saved, tmp_path, capsys, named(tmp_path, **{"dense/kernel": "weights/Varable"}))
+    assert "weights/Varable, for dense/kernel, is not in the checkpoint; the nearest name is weights/Variable" in said
+    said = refused(saved, tmp_path, capsys, named(tmp_path, **{"dense/kernal": "weights/Variable"}))
+    assert said == "the name map's dense/kernal is no variable of the model; the nearest name is dense/kernel\n"
+    said = refused(saved, tmp_path, capsys, named(tmp_path, **{"dense/kernel": "weights/Variable_1"}))
+    assert "dense/kernel has shape [784, 500] in the model, and weights/Variable_1, which is meant by map, [500" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "cannot be read"),
+        ("[1]", "is no JSON object of names"),
+        ('{"a": 1}', "is no JSON object of names"),
+        ('{"a": "b", "a": "c"}', "a is there twice"),
+    ],
+)
+def test_a_map_that_is_none(saved, tmp_path, capsys, text, said):
+    (tmp_path / "map.json").write_text(text)
+    assert said in refused(saved, tmp_path, capsys, f"--map={tmp_path / 'map.json'}")
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("nowhere.keras", "is no file"),
+        ("trainers.networks", "names no model"),
+        ("trainers.networks:sigmoid(open('x'))", "names no model"),
+        ("trainers.networks:sigmoid(", "names no model"),
+        ("trainers.netwoks:sigmoid", "module trainers.netwoks cannot be imported"),
+        ("trainers.networks:sigmod", "trainers.networks has no sigmod; the nearest name is sigmoid"),
+        ("trainers.networks:sigmoid()", "cannot be called so: sigmoid() missing 1 required positional argument"),
+        ("trainers.networks:CLASSES", "is int, no Keras model"),
+    ],
+)
+def test_a_model_that_is_none(tf, saved, tmp_path, capsys, model, said):
+    assert said in refused(saved, tmp_path, capsys, model=model)
+
+
+def test_places_that_are_none(tmp_path, capsys):
+    wrong = {
+        (str(tmp_path), str(tmp_path / "a.keras")): "holds no checkpoint of TensorFlow 1",
+        (str(tmp_path / "none"), str(tmp_path / "a.keras")): "there is no checkpoint",
+    }
+    for command, said in wrong.items():
+        assert main([*command, "--model=trainers.networks:sigmoid(0.1)"]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_an_out_that_is_none(saved, tmp_path, capsys):
+    for out, said in ((tmp_path / "a.h5", ".keras or .weights.h5"), (tmp_path / "b" / "a.keras", "is no directory")):
+        assert main([str(saved), str(out), f"--model={MODELS['mlp']}"]) == 2
+        assert said in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())

@@ -1,0 +1,8 @@
+"""A checkpoint of TensorFlow 1 becomes a Keras 3 model that goes on here: python -m tf2dist.convert_checkpoint.
+
+`find` is which file, `names` is which variable is which, `fill` puts the values in place. Imports no TensorFlow.
+"""
+
+
+class ConvertError(ValueError):
+    """A conversion that cannot be: one line for each thing that is wrong, with what would be right."""

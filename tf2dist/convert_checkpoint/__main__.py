@@ -1,0 +1,76 @@
+"""Fills a Keras 3 model from a checkpoint of TensorFlow 1: python -m tf2dist.convert_checkpoint TF1_DIR OUT --model=...
+
+Exit status: 0 done, 1 the checkpoint is damaged or OUT cannot be written, 2 the command was wrong or does not fit the
+checkpoint. Nothing is written unless all is well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from tf2dist.convert_checkpoint import ConvertError, find
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command; returns its exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tf2dist.convert_checkpoint", allow_abbrev=False)
+    parser.add_argument("checkpoint", metavar="TF1_DIR", help="directory, or one checkpoint in it: DIR/model.ckpt-1000")
+    parser.add_argument("out", metavar="OUT", help="NAME.keras for the model, NAME.weights.h5 for its weights")
+    parser.add_argument(
+        "--model", required=True, help="FILE.keras, MODULE:MODEL or MODULE:FUNCTION(ARGUMENTS), as "
+        "'trainers.networks:sigmoid(0.001)'",
+    )  # fmt: skip
+    parser.add_argument("--map", help="JSON object of names: a variable's path in the model to its name in TF1_DIR")
+    parser.add_argument("--averages", action="store_true", help="take the moving averages as the weights")
+    parser.add_argument("--dry_run", action="store_true", help="say what would be matched, write nothing")
+    options = parser.parse_args(arguments)
+    try:
+        prefix = find.checkpoint(options.checkpoint)
+        _check_out(options.out)
+        given = find.name_map(options.map) if options.map else {}
+        if not options.model.endswith(".keras"):
+            find.parsed(options.model)
+        elif not os.path.isfile(options.model):
+            raise ConvertError(f"--model={options.model} is no file")
+    except ConvertError as error:
+        return _say(error, 2)
+
+    from tf2dist import quiet
+
+    quiet.import_tensorflow()
+    from tf2dist.convert_checkpoint.fill import Damaged, fill, save
+
+    try:
+        model = find.model(options.model)
+        lines = fill(model, prefix, given, averages=options.averages)
+        if not options.dry_run:
+            save(model, options.out)
+    except ConvertError as error:
+        return _say(error, 1 if isinstance(error, Damaged) else 2)
+    except OSError as error:
+        return _say(f"{options.out} cannot be written: {error.strerror or error}", 1)
+    print(f"{prefix} -> {'nothing is written' if options.dry_run else options.out}")
+    for line in lines:
+        print(f"  {line}")
+    return 0
+
+
+def _check_out(path: str) -> None:
+    if not path.endswith((".keras", ".weights.h5")):
+        raise ConvertError(f"OUT is {path}; a name that ends in .keras or .weights.h5 says what to write")
+    folder = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
+        raise ConvertError(f"OUT is {path}, and {folder} is no directory that can be written; name one that is")
+
+
+def _say(error, status: int) -> int:
+    for line in str(error).splitlines():
+        print(f"tf2dist.convert_checkpoint: {line}", file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,168 @@
+"""Reads a checkpoint of TensorFlow 1 into a built Keras 3 model and its optimizer, and writes the model."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf2dist.convert_checkpoint import ConvertError, names
+from tf2dist.sharding import ShardedEmbedding
+
+
+class Damaged(ConvertError):
+    """A checkpoint that cannot be read."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """One array of the checkpoint in the model: a variable, or the shards of a table."""
+
+    path: str
+    shape: names.Shape
+    variables: list[Any]
+
+    def put(self, array: np.ndarray, into=None) -> None:
+        """Sets the variables, or others in their place, which are cut in the same way."""
+        into = into or self.variables
+        for number, variable in enumerate(into):
+            variable.assign(array[number :: len(into)] if len(into) > 1 else array)
+
+
+class Checkpoint:
+    """A checkpoint's variables; every error names the checkpoint.
+
+    Raises:
+      Damaged: it cannot be read.
+    """
+
+    def __init__(self, prefix: str):
+        self.prefix = prefix
+        self._reader: Any = self._read(lambda: tf.train.load_checkpoint(prefix))
+        shapes = self._reader.get_variable_to_shape_map()
+        self.shapes = {name: tuple(shape) for name, shape in sorted(shapes.items())}
+
+    def get(self, name: str) -> np.ndarray:
+        """The value of a variable."""
+        return self._read(lambda: np.asarray(self._reader.get_tensor(name)), f" at {name}")
+
+    def _read(self, read: Callable, where: str = "") -> Any:
+        try:
+            return read()
+        except (tf.errors.OpError, ValueError, RuntimeError, LookupError) as error:
+            said = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise Damaged(f"the checkpoint {self.prefix} is truncated or damaged{where}: {said}") from None
+
+
+def fill(model: keras.Model, prefix: str, given: Mapping[str, str], *, averages: bool = False) -> list[str]:
+    """Fills a model's weights, its optimizer's variables and its count of updates; returns a report's lines.
+
+    Args:
+      model: built.
+      prefix: of the checkpoint, as "DIR/model.ckpt-1000".
+      given: names in the checkpoint by the paths of the model's variables; for others, `names.match` decides.
+      averages: take the moving averages as the weights.
+
+    Raises:
+      ConvertError: the checkpoint is damaged or of another model. The model is then as it was.
+    """
+    if not getattr(model, "built", False) or not model.weights:
+        raise ConvertError(f"the model {getattr(model, 'name', model)!r} has no weights yet; give it an Input")
+    checkpoint = Checkpoint(prefix)
+    places = {place.path: place for place in _places(model)}
+    found = {n: s for n, s in checkpoint.shapes.items() if not names.is_slot(n, checkpoint.shapes)}
+    candidates = {n: s for n, s in found.items() if n not in _COUNTS}
+    matches = names.match({path: place.shape for path, place in places.items()}, candidates, given)
+
+    lines, todo, used = [], [], set()
+    for path, pair in matches.items():
+        name = f"{pair.name}/{_AVERAGE}" if averages and f"{pair.name}/{_AVERAGE}" in checkpoint.shapes else pair.name
+        used |= {pair.name, name}
+        todo.append((places[path], None, checkpoint.get(name), 1.0))
+        lines.append(f"{path}  {list(places[path].shape)}  <- {name}  by {pair.why}")
+    if averages and not any(name.endswith(f"/{_AVERAGE}") for name in used):
+        raise ConvertError(f"the checkpoint {prefix} has no moving averages: no variable there ends in /{_AVERAGE}")
+    for slot, factor, kept in _kept(model):
+        for path, pair in matches.items():
+            name = f"{pair.name}/{slot}"
+            if not all(id(v) in kept for v in places[path].variables):
+                continue
+            if name not in checkpoint.shapes:
+                lines.append(f"{path}  the optimizer's begins anew: there is no {name}")
+                continue
+            used.add(name)
+            into = [kept[id(v)] for v in places[path].variables]
+            todo.append((places[path], into, checkpoint.get(name), factor))
+            lines.append(f"{path}  the optimizer's  <- {name}")
+    if "global_step" in checkpoint.shapes and getattr(model, "optimizer", None) is not None:
+        used.add("global_step")
+        step = checkpoint.get("global_step")
+        todo.append((Place("iterations", (), [model.optimizer.iterations]), None, step, 1))
+        lines.append(f"optimizer.iterations  <- global_step, {step}")
+    for place, into, array, factor in todo:  # only now, when all of it has been read
+        place.put(array * factor if factor != 1 else array, into)
+    if left := [name for name in checkpoint.shapes if name not in used]:
+        lines.append(f"not used: {', '.join(left)}")
+    return lines
+
+
+def save(model: keras.Model, path: str) -> None:
+    """Writes the model, or its weights if the name ends in .weights.h5, whole or not at all.
+
+    Raises:
+      OSError: the disk is full, say.
+    """
+    folder, name = os.path.split(os.path.abspath(path))
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".saving.") as unfinished:
+        part = os.path.join(unfinished, name)
+        model.save_weights(part) if name.endswith(".weights.h5") else model.save(part)
+        os.replace(part, path)
+
+
+_AVERAGE = "ExponentialMovingAverage"
+_COUNTS = ("global_step", "beta1_power", "beta2_power")
+
+
+def _places(model: keras.Model) -> Iterator[Place]:
+    """The model's weights by path, without its own name; a table in shards is one, as it was in the checkpoint."""
+    shards = {}
+    for layer in model._flatten_layers():
+        if isinstance(layer, ShardedEmbedding) and len(layer.embeddings) > 1:
+            shape = (layer.input_dim, layer.output_dim)
+            path = f"{layer.embeddings[0].path.rpartition('/')[0]}/embeddings"
+            table = Place(path.removeprefix(f"{model.name}/"), shape, layer.embeddings)
+            shards |= {id(shard): table for shard in layer.embeddings}
+    done = set()
+    for variable in model.weights:
+        path = variable.path.removeprefix(f"{model.name}/")
+        place = shards.get(id(variable)) or Place(path, tuple(variable.shape), [variable])
+        if place.path not in done:
+            done.add(place.path)
+            yield place
+
+
+def _kept(model: keras.Model) -> Iterator[tuple[str, float, dict[int, Any]]]:
+    """What the optimizer keeps: for each kind TensorFlow 1's name, a factor, and ours by the id of the variable."""
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is None:
+        return
+    optimizer.build(model.trainable_variables)
+    known = {
+        keras.optimizers.SGD: [("momentums", "Momentum")],
+        keras.optimizers.Adam: [("_momentums", "Adam"), ("_velocities", "Adam_1")],
+        keras.optimizers.Adagrad: [("_accumulators", "Adagrad")],
+        keras.optimizers.RMSprop: [("_velocities", "RMSProp"), ("_momentums", "RMSProp_1")],
+    }
+    pairs = next((pairs for kind, pairs in known.items() if isinstance(optimizer, kind)), [])
+    for attribute, slot in [*pairs, ("_model_variables_moving_average", _AVERAGE)]:
+        kept = getattr(optimizer, attribute, None)
+        if kept:
+            # Keras keeps what it adds to the weights, TensorFlow 1 kept the sum of gradients.
+            factor = -float(optimizer.learning_rate.numpy()) if slot == "Momentum" else 1.0
+            yield slot, factor, {id(v): k for v, k in zip(model.trainable_variables, kept, strict=False)}
