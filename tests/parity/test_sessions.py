@@ -222,3 +222,54 @@ def test_nan():
     assert ours == theirs == 2
     assert "NaN" in their_error
     assert error.startswith("the loss is NaN after 3 updates")
+
+
+def hooks_in_tf1():
+    tf = tf1.begin()
+    _, train, _ = network(tf)
+    called = []
+
+    class Hook(tf.train.SessionRunHook):
+        def after_create_session(self, session, coord):
+            called.append("begin")
+
+        def before_run(self, run_context):
+            called.append("before")
+
+        def after_run(self, run_context, run_values):
+            called.append("after")
+
+        def end(self, session):
+            called.append("end")
+
+    with tf.train.MonitoredSession(hooks=[Hook(), tf.train.StopAtStepHook(num_steps=3)]) as session:
+        while not session.should_stop():
+            session.run(train)
+    return called
+
+
+def callbacks_here():
+    import keras
+
+    called = []
+
+    class Callback(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            called.append("begin")
+
+        def on_train_batch_begin(self, batch, logs=None):
+            called.append("before")
+
+        def on_train_batch_end(self, batch, logs=None):
+            called.append("after")
+
+        def on_train_end(self, logs=None):
+            called.append("end")
+
+    regression.fit(lambda: keras.optimizers.SGD(0.1), 3, callbacks=[Callback()], steps_per_execution=1)
+    return called
+
+
+def test_hooks():
+    """Called at the same moments."""
+    assert alone(callbacks_here) == alone(hooks_in_tf1) == ["begin", *["before", "after"] * 3, "end"]

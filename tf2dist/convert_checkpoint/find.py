@@ -90,7 +90,7 @@ def model(text: str) -> Any:
             raise ConvertError(f"--model={text} cannot be loaded: {str(error).splitlines()[0]}") from None
     module, name, arguments, keywords = parsed(text)
     try:
-        found = importlib.import_module(module)
+        found: Any = importlib.import_module(module)
     except ImportError as error:
         raise ConvertError(f"--model={text}: module {module} cannot be imported: {error}") from None
     for part in name.split("."):

@@ -1,0 +1,129 @@
+"""What the names of a program stand for: aliases of modules, classes and objects that were made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tf2dist.migrate import source
+from tf2dist.migrate.concepts import Concept, of_name, of_string, of_word
+from tf2dist.migrate.source import Token
+
+
+@dataclass(frozen=True, order=True)
+class Use:
+    """A line that uses something of TensorFlow 1: `symbol` as "tf.train.Server"."""
+
+    line: int
+    symbol: str
+    concept: Concept
+
+
+def uses(text: str) -> list[Use]:
+    """Every use of a known concept, by line; each once a line."""
+    found = list(source.tokens(text))
+    aliases, objects = _aliases(found)
+    return sorted(set(_uses(found, aliases, objects)), key=lambda use: (use.line, use.symbol))
+
+
+def _uses(tokens: list[Token], aliases: dict[str, str], objects: set[str]) -> Iterator[Use]:
+    imports = {number for start, end in _imports(tokens) for number in range(start, end)}
+    for start, end in _imports(tokens):
+        for name, _, line in _imported(tokens[start:end]):
+            if concept := of_name(name):
+                yield Use(line, short(name), concept)
+    for number, token in enumerate(tokens):
+        if number in imports:
+            continue
+        if token.kind == "string" and (concept := of_string(token.text)):
+            yield Use(token.line, repr(token.text), concept)
+        if token.kind != "name" or token.text in objects:  # an object that was made elsewhere, just passed on
+            continue
+        # A keyword argument, a method or an attribute, of whatever object: only names that mean nothing else.
+        last = token.text.rpartition(".")[2]
+        after = tokens[number + 1].text if number + 1 < len(tokens) else ""
+        attribute = "." in token.text or (number > 0 and tokens[number - 1].text == ".")
+        meant = resolve(token.text, aliases)
+        if (attribute or after in ("=", "(")) and (concept := of_word(last)):
+            yield Use(token.line, last, concept)
+        elif concept := of_name(meant):
+            yield Use(token.line, short(meant), concept)
+
+
+def resolve(name: str, aliases: dict[str, str]) -> str:
+    """The full name: "tf.train.Server" is "tensorflow.train.Server" after `import tensorflow as tf`."""
+    for _ in range(10):  # aliases of aliases; a circle of them ends too
+        parts = name.split(".")
+        for end in range(min(len(parts), 8), 0, -1):  # no alias has more
+            head = ".".join(parts[:end])
+            if head in aliases and aliases[head] != head:
+                name = ".".join([aliases[head], *parts[end:]])
+                break
+        else:
+            break
+    return name
+
+
+def short(name: str) -> str:
+    """As people write it."""
+    for prefix in ("tensorflow.compat.v1.", "tensorflow.compat.v2.", "tensorflow."):
+        if name.startswith(prefix) and not name.startswith("tensorflow.python."):
+            return "tf." + name.removeprefix(prefix)
+    return name
+
+
+def _aliases(tokens: list[Token]) -> tuple[dict[str, str], set[str]]:
+    """What the program calls things that it imports, or assigns from a name or a call; and which came from calls."""
+    aliases: dict[str, str] = {}
+    objects: set[str] = set()
+    for start, end in _imports(tokens):
+        for name, alias, _ in _imported(tokens[start:end]):
+            if alias != name:
+                aliases.setdefault(alias, name)
+    for number in range(len(tokens) - 3):
+        target, equals, value, after = tokens[number : number + 4]
+        begins = number == 0 or tokens[number - 1].kind == "newline" or tokens[number - 1].text in (":", ";")
+        if not begins or (target.kind, equals.text, value.kind) != ("name", "=", "name"):
+            continue
+        called = after.text == "("
+        if (called or after.kind == "newline" or after.text == ";") and _of_tensorflow(resolve(value.text, aliases)):
+            aliases.setdefault(target.text, value.text)
+            if called:
+                objects.add(target.text)
+    return aliases, objects
+
+
+def _of_tensorflow(name: str) -> bool:
+    return name.partition(".")[0] == "tensorflow"
+
+
+def _imports(tokens: list[Token]) -> Iterator[tuple[int, int]]:
+    """First and last token of each import statement."""
+    number = 0
+    while number < len(tokens):
+        begins = number == 0 or tokens[number - 1].kind == "newline" or tokens[number - 1].text in (":", ";")
+        if begins and tokens[number].text in ("import", "from"):
+            end = number
+            while end < len(tokens) and tokens[end].kind != "newline" and tokens[end].text != ";":
+                end += 1
+            yield number, end
+            number = end
+        number += 1
+
+
+def _imported(statement: list[Token]) -> Iterator[tuple[str, str, int]]:
+    """Full name, name in the program and line of each thing that a statement imports."""
+    words = [token for token in statement if token.text not in "(),"]
+    texts = [token.text for token in words]
+    prefix, at = "", 1
+    if texts and texts[0] == "from":
+        if "import" not in texts:
+            return
+        at = texts.index("import") + 1
+        prefix = "".join(texts[1 : at - 1]) + "."
+    while at < len(words):
+        name, token = texts[at], words[at]
+        renamed = at + 2 < len(words) and texts[at + 1] == "as"
+        if token.kind == "name":
+            yield prefix + name, texts[at + 2] if renamed else name, token.line
+        at += 3 if renamed else 1
