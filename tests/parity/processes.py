@@ -18,7 +18,7 @@ from tf2dist import Cluster, Task
 
 DEADLINE = 150.0  # seconds for all of a program's tasks
 _fork = multiprocessing.get_context("forkserver")
-_fork.set_forkserver_preload(["tensorflow.compat.v1", "keras"])
+_fork.set_forkserver_preload(["tensorflow.compat.v1", "keras", "pytest", "tf2dist.loop"])
 
 
 def alone(function, *args):

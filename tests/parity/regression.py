@@ -56,7 +56,7 @@ def fit(optimizer, steps, *, strategy=None, **options):
     """Trains it by `tf2dist.fit` on the same batches in the same order; returns the model."""
     import tf2dist
 
-    strategy = strategy or tf2dist.join("one")
+    strategy = strategy or tf2dist.make_strategy("one")
     with strategy.scope():
         trained = model(optimizer())
     options = {"batch_size": BATCH, "shuffle": False, "steps_per_epoch": steps} | options

@@ -37,7 +37,7 @@ def saved_here(directory):
     from tf2dist import checkpoint
 
     x, y = regression.batch(0)
-    with tf2dist.join("one").scope():
+    with tf2dist.make_strategy("one").scope():
         model = regression.model(keras.optimizers.SGD(0.05, momentum=0.9))
     callback = tf2dist.Checkpoint(directory, every_steps=1, keep=2)
     tf2dist.fit(model, (x, y), batch_size=len(x), steps_per_epoch=STEPS, callbacks=[callback], steps_per_execution=1)
@@ -47,11 +47,11 @@ def saved_here(directory):
     return pathlib.Path(paths[-1]).name, len(paths), found
 
 
-def test_saver(tmp_path):
+def test_saver(tf, tmp_path):
     """The same arrays under other names: a variable's name there, its place in the model here."""
     (tmp_path / "1").mkdir()
     name, kept, theirs = alone(saved_in_tf1, str(tmp_path / "1"))
-    our_name, our_kept, ours = alone(saved_here, str(tmp_path / "2"))
+    our_name, our_kept, ours = saved_here(str(tmp_path / "2"))
     assert (name, our_name) == ("model.ckpt-6", "checkpoint-6")
     assert kept == our_kept == 2
     assert sorted(theirs) == ["bias", "bias/Momentum", "global_step", "kernel", "kernel/Momentum"]
@@ -106,9 +106,9 @@ def events(tf, directory):
     return scalars, histograms
 
 
-def test_summaries(tmp_path):
+def test_summaries(tf, tmp_path):
     """Scalars and histograms of the same steps."""
-    theirs, ours = alone(summarized_in_tf1, str(tmp_path / "1")), alone(summarized_here, str(tmp_path / "2"))
+    theirs, ours = alone(summarized_in_tf1, str(tmp_path / "1")), summarized_here(str(tmp_path / "2"))
     assert ours == theirs
     assert theirs[0] == {step: 1.5 * step for step in range(STEPS)}
     assert theirs[1] == dict.fromkeys(range(STEPS), 4)

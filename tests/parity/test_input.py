@@ -19,9 +19,9 @@ def fitted_here():
     return regression.weights(regression.fit(lambda: keras.optimizers.SGD(0.1), STEPS))
 
 
-def test_placeholders_and_feed_dict():
+def test_placeholders_and_feed_dict(tf):
     """Batches fed step by step, and arrays given to `fit` at once, train to the same weights."""
-    regression.assert_close(alone(fitted_here), alone(fed_in_tf1))
+    regression.assert_close(fitted_here(), alone(fed_in_tf1))
 
 
 def read_by_queues(path, batch):
@@ -82,16 +82,16 @@ def same_batches(ours, theirs):
         np.testing.assert_array_equal(labels, their_labels)
 
 
-def test_queues(tmp_path):
+def test_queues(tf, tmp_path):
     """Batches that queue runners read from TFRecord files, and those of a Dataset, also the last, smaller one."""
     path = str(tmp_path / "train.tfrecords")
-    same_batches(alone(written_and_read_here, path, 16), alone(read_by_queues, path, 16))
+    same_batches(written_and_read_here(path, 16), alone(read_by_queues, path, 16))
 
 
-def test_iterators(tmp_path):
+def test_iterators(tf, tmp_path):
     """An iterator that a session initialized, and a Dataset."""
     path = str(tmp_path / "train.tfrecords")
-    same_batches(alone(written_and_read_here, path, 16), alone(read_by_iterator, path, 16))
+    same_batches(written_and_read_here(path, 16), alone(read_by_iterator, path, 16))
 
 
 BOARD = np.random.default_rng(6).integers(0, 2, (20, 30), dtype=np.uint8)
@@ -124,8 +124,8 @@ def lived_here(generations):
     return words.unpack(engine.words(state), BOARD.shape[1])
 
 
-def test_python_functions():
+def test_python_functions(tf):
     """A NumPy function in the graph: 25 generations of the Game of Life."""
     theirs = alone(lived_in_tf1, 25)
-    np.testing.assert_array_equal(alone(lived_here, 25), theirs)
+    np.testing.assert_array_equal(lived_here(25), theirs)
     assert 0 < theirs.sum() != BOARD.sum()

@@ -47,7 +47,7 @@ def here(name):
 
     if name != "rmsprop":
         return regression.weights(regression.fit(lambda: OPTIMIZERS[name][1](keras), STEPS))
-    with tf2dist.join("one").scope():
+    with tf2dist.make_strategy("one").scope():
         model = regression.model(OPTIMIZERS[name][1](keras))
         model.optimizer.build(model.trainable_variables)
         for squares in model.optimizer._velocities:
@@ -57,14 +57,14 @@ def here(name):
 
 
 @pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "adagrad"])
-def test_optimizers(name):
+def test_optimizers(tf, name):
     """The same weights, with the epsilons of TensorFlow 1."""
-    regression.assert_close(alone(here, name), alone(in_tf1, name))
+    regression.assert_close(here(name), alone(in_tf1, name))
 
 
-def test_adagrad():
+def test_adagrad(tf):
     """Both begin their sums of squares at 0.1."""
-    regression.assert_close(alone(here, "adagrad"), alone(in_tf1, "adagrad"))
+    regression.assert_close(here("adagrad"), alone(in_tf1, "adagrad"))
 
 
 def decayed_in_tf1(steps):
@@ -83,10 +83,10 @@ def decayed_here(steps):
     return [[float(rate(s)) for rate in rates] for s in steps]
 
 
-def test_exponential_decay():
+def test_exponential_decay(tf):
     """Rates of the same steps, continuous and in stairs."""
     steps = [0, 1, 599, 600, 601, 5000, 100_000]
-    np.testing.assert_allclose(alone(decayed_here, steps), alone(decayed_in_tf1, steps), rtol=1e-6)
+    np.testing.assert_allclose(decayed_here(steps), alone(decayed_in_tf1, steps), rtol=1e-6)
 
 
 def averaged_and_counted(tf, descend, step):
@@ -117,9 +117,9 @@ def averaged_here():
     return regression.weights(regression.fit(lambda: AveragingSGD(0.1, ema_momentum=0.99), STEPS))
 
 
-def test_moving_averages():
+def test_moving_averages(tf):
     """`fit` ends with the averages as the model's weights, which a program of TensorFlow 1 had to restore by hand."""
-    regression.assert_close(alone(averaged_here), alone(averaged_in_tf1))
+    regression.assert_close(averaged_here(), alone(averaged_in_tf1))
 
 
 RATE, DECAY, SCALE, PER_TOWER = 0.1, 5.0, 0.02, regression.BATCH // 2
@@ -162,7 +162,7 @@ def towers_here(strategy):
     import tf2dist
     from tf2dist.averaging import AveragingSGD
 
-    strategy = tf2dist.join(strategy, replicas=2)
+    strategy = tf2dist.make_strategy(strategy, replicas=2)
     with strategy.scope():
         schedule = keras.optimizers.schedules.ExponentialDecay(RATE, DECAY, 0.9)
         optimizer = AveragingSGD(schedule, ema_momentum=0.99)
@@ -177,6 +177,6 @@ def towers():
 
 
 @pytest.mark.parametrize("strategy", ["central", "mirrored"])
-def test_towers(towers, strategy):
+def test_towers(tf, towers, strategy):
     """Two towers, gradients averaged, L2, a decaying rate and moving averages, all at once."""
-    regression.assert_close(alone(towers_here, strategy), towers)
+    regression.assert_close(towers_here(strategy), towers)

@@ -52,10 +52,10 @@ def pushed_here(updates, backups=None):
 
 
 def test_between_graph_replication():
-    """Every worker pushes its own gradients. Workers of TensorFlow 1 that are under way at the last step overshoot."""
+    """Every worker pushes its own gradients. Those of TensorFlow 1 overshoot, each by two updates at most."""
     theirs = tf1_cluster(pushed_in_tf1, {"ps": 1, "worker": 2}, UPDATES)
     (first, step, kernel), (second, _, _) = theirs["worker 0"], theirs["worker 1"]
-    assert UPDATES <= step == first + second <= UPDATES + 1
+    assert UPDATES <= step == first + second <= UPDATES + 4
     np.testing.assert_allclose(kernel, regression.KERNEL - 0.01 * step * SLOPE, rtol=1e-5)
     updates, ours, _ = cluster(pushed_here, {"ps": 1, "chief": 1, "worker": 2}, UPDATES)["chief 0"]
     assert updates == UPDATES
@@ -136,10 +136,10 @@ def test_backup_workers():
     """Updates that do not wait for all: late gradients are dropped."""
     step, tries, theirs = tf1_cluster(backed_up_in_tf1, {"ps": 1, "worker": 2}, UPDATES)["worker 0"]
     updates, ours, dropped = cluster(pushed_here, {"ps": 1, "chief": 1, "worker": 2}, UPDATES, 1)["chief 0"]
-    assert UPDATES <= step <= UPDATES + 1
+    assert UPDATES <= step <= UPDATES + 4
     assert updates == UPDATES
     for made, kernel in ((step, theirs), (updates, ours)):
         np.testing.assert_allclose(kernel, regression.KERNEL - 0.01 * made * SLOPE, rtol=1e-5)
-    # Two tokens, so two gradients, an update, and at most one more of each worker that found no update to be in.
+    # Two tokens, so two gradients, an update, one token to begin with, and a gradient of each worker under way.
     for late in (tries - step, dropped):
-        assert 0 < late <= UPDATES + 2
+        assert 0 < late <= UPDATES + 4 + 3

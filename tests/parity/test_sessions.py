@@ -80,8 +80,8 @@ def resumed_here(logdir):
 
 
 @pytest.fixture(scope="module")
-def resumed(tmp_path_factory):
-    return alone(resumed_here, str(tmp_path_factory.mktemp("resumed")))
+def resumed(tf, tmp_path_factory):
+    return resumed_here(str(tmp_path_factory.mktemp("resumed")))
 
 
 def test_supervisor(tmp_path, resumed):
@@ -155,9 +155,10 @@ def called_back_here(logdir):
 
 
 @pytest.fixture(scope="module")
-def hooked(tmp_path_factory):
+def hooked(tf, tmp_path_factory):
     """What hooks did in TensorFlow 1, and callbacks here: steps made, counted, saved, and scalars by step."""
-    return [alone(f, str(tmp_path_factory.mktemp("hooked"))) for f in (hooked_in_tf1, called_back_here)]
+    theirs = alone(hooked_in_tf1, str(tmp_path_factory.mktemp("theirs")))
+    return theirs, called_back_here(str(tmp_path_factory.mktemp("ours")))
 
 
 def test_stop_at_step(hooked):
@@ -216,9 +217,9 @@ def exploded_here():
         return len(ran), str(error)
 
 
-def test_nan():
+def test_nan(tf):
     """Training ends with an error after the first step whose loss is no number."""
-    (ours, error), (theirs, their_error) = alone(exploded_here), alone(exploded_in_tf1)
+    (ours, error), (theirs, their_error) = exploded_here(), alone(exploded_in_tf1)
     assert ours == theirs == 2
     assert "NaN" in their_error
     assert error.startswith("the loss is NaN after 3 updates")
@@ -270,6 +271,6 @@ def callbacks_here():
     return called
 
 
-def test_hooks():
+def test_hooks(tf):
     """Called at the same moments."""
-    assert alone(callbacks_here) == alone(hooks_in_tf1) == ["begin", *["before", "after"] * 3, "end"]
+    assert callbacks_here() == alone(hooks_in_tf1) == ["begin", *["before", "after"] * 3, "end"]

@@ -31,10 +31,10 @@ def initialized_here():
     return layer.kernel.numpy(), np.asarray(drawn([200, 100]))
 
 
-def test_initializers():
+def test_initializers(tf):
     """Variables have their values when they are made. A seed means other numbers, of the same distribution."""
     value, drawn, error = alone(initialized_in_tf1)
-    our_value, our_drawn = alone(initialized_here)
+    our_value, our_drawn = initialized_here()
     assert "uninitialized" in error or "does not exist" in error or "not found" in error.lower()
     np.testing.assert_array_equal(our_value, value)
     for numbers in (drawn, our_drawn):  # 20,000 of them: the mean is within 0.007 of 0, the variance 0.01 of 1
@@ -65,7 +65,7 @@ def reused_here():
 
     import tf2dist
 
-    with tf2dist.join("one").scope():
+    with tf2dist.make_strategy("one").scope():
         layer = keras.layers.Dense(
             2, "tanh", use_bias=False, kernel_initializer=keras.initializers.Constant(DIMENSIONS), name="layer"
         )
@@ -76,10 +76,10 @@ def reused_here():
     return [v.path for v in model.trainable_variables], regression.weights(model)
 
 
-def test_variable_scopes_and_reuse():
+def test_variable_scopes_and_reuse(tf):
     """A layer that is called twice has its weights once, as a scope that is reused."""
     names, theirs = alone(reused_in_tf1)
-    paths, ours = alone(reused_here)
+    paths, ours = reused_here()
     assert paths == names == ["layer/kernel"]
     regression.assert_close(ours, theirs)
 
@@ -112,7 +112,7 @@ def regularized_here():
     import tf2dist
 
     half = keras.regularizers.L2(SCALE / 2)
-    with tf2dist.join("one").scope():
+    with tf2dist.make_strategy("one").scope():
         model = regression.model(keras.optimizers.SGD(0.1), kernel_regularizer=half, bias_regularizer=half)
     terms = [float(term) for term in model.losses]
     x, y = regression.batch(0)
@@ -121,16 +121,16 @@ def regularized_here():
     return terms, first, regression.weights(model)
 
 
-def test_l2_regularizers():
+def test_l2_regularizers(tf):
     """`l2_regularizer(scale)` is scale times half the sum of squares, `keras.regularizers.L2` times all of it."""
-    theirs, ours = alone(regularized_in_tf1), alone(regularized_here)
+    theirs, ours = alone(regularized_in_tf1), regularized_here()
     np.testing.assert_allclose(sorted(ours[0]), sorted(theirs[0][1:]), rtol=1e-6)
     np.testing.assert_allclose(sum(ours[0]), SCALE / 2 * ((regression.KERNEL**2).sum() + 0.25**2), rtol=1e-6)
 
 
-def test_collections_of_losses():
+def test_collections_of_losses(tf):
     """What a graph collected and added up is in `model.losses` and added up by `fit`."""
-    theirs, ours = alone(regularized_in_tf1), alone(regularized_here)
+    theirs, ours = alone(regularized_in_tf1), regularized_here()
     np.testing.assert_allclose(ours[1], theirs[1], rtol=1e-6)
     np.testing.assert_allclose(ours[1], sum(theirs[0]), rtol=1e-6)
     regression.assert_close(ours[2], theirs[2])
@@ -157,7 +157,7 @@ def counted_here(steps):
     return tf2dist.updates(model), int(model.optimizer.iterations.numpy())
 
 
-def test_global_step():
+def test_global_step(tf):
     """The updates that were made."""
-    assert alone(counted_here, 7) == (7, 7)
+    assert counted_here(7) == (7, 7)
     assert alone(counted_in_tf1, 7) == 7
