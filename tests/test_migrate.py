@@ -78,6 +78,11 @@ def test_every_way_to_say_it():
     }
 
 
+def test_what_a_method_returns_is_not_its_object():
+    text = "import tensorflow as tf\nsv = tf.train.Supervisor()\nsession = sv.managed_session()\nsession.run(1)\n"
+    assert rows(text) == [(2, "supervisor"), (3, "supervisor")]
+
+
 def test_names_of_others():
     """Nothing of TensorFlow, whatever it looks like."""
     others = "import torch as tf\nfrom x.train import Server\ntf.train.Server()\nServer().join()\n','.join(a)\n"

@@ -85,8 +85,9 @@ def _aliases(tokens: list[Token]) -> tuple[dict[str, str], set[str]]:
         begins = number == 0 or tokens[number - 1].kind == "newline" or tokens[number - 1].text in (":", ";")
         if not begins or (target.kind, equals.text, value.kind) != ("name", "=", "name"):
             continue
-        called = after.text == "("
-        if (called or after.kind == "newline" or after.text == ";") and _of_tensorflow(resolve(value.text, aliases)):
+        meant = resolve(value.text, aliases)
+        called = after.text == "(" and meant.rpartition(".")[2][:1].isupper()  # a class: other results are unknown
+        if (called or after.kind == "newline" or after.text == ";") and _of_tensorflow(meant):
             aliases.setdefault(target.text, value.text)
             if called:
                 objects.add(target.text)
