@@ -13,7 +13,7 @@ import os
 import signal
 import traceback
 
-from launch import ports
+from launch import linux, ports
 from tf2dist import Cluster, Task
 
 DEADLINE = 150.0  # seconds for all of a program's tasks
@@ -80,6 +80,7 @@ def _started(calls):
 
 
 def _run(connection, function, args, environment, stay):
+    linux.die_with_parent(os.getppid(), signal.SIGKILL)  # which ends with the tests, however those end
     os.environ.update(environment)
     try:
         connection.send((function(*args), None))
