@@ -12,7 +12,7 @@ README = pathlib.Path(__file__).parents[2] / "README.md"
 
 @pytest.mark.parametrize(("name", "layout"), [("ps", ["--ps=1", "--workers=2"]), ("mirrored", [])])
 def test_script_for_your_own_model(tmp_path, name, layout):
-    (script,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    script, *_ = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     path = tmp_path / "my_script.py"
     path.write_text(script.replace('join("ps")', f'join("{name}")').replace('find("auto")', 'find("digits")'))
     launcher = ["-m", "launch", "local", *layout, "--"] if layout else []

@@ -129,7 +129,6 @@ TF_CONFIG = [
     case(config=config({"chief": ["a:1", "b:1"], "worker": ["c:1"]}, "worker", 0), said="2 chiefs, a:1, b:1"),
     case(config=config({"worker": ["a:1", "a:1"]}, "worker", 0), said="a:1 is given to worker 0 and to worker 1"),
     case(config=config({"worker": ["a"]}, "worker", 0), said=("'a'", "host:port")),
-    case(config=config({"worker": ["a:1"], "master": ["b:1"]}, "master", 0), said="unknown job 'master'"),
     case(config=config({"worker": ["a:1"]}, "evaluator", 0), said=("evaluator", "--logdir")),
     case("--strategy=mirrored", config=config({"worker": ["a:1", "b:1"]}, "worker", 0), said="2 tasks"),
     case("--strategy=ps", config=config({"worker": ["a:1", "b:1"]}, "worker", 0), said="one ps and one worker"),
