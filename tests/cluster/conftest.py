@@ -12,7 +12,7 @@ import pytest
 from launch import linux, ports
 from tf2dist import Cluster, Task
 
-DEADLINE = 150.0  # seconds
+DEADLINE = 250.0  # seconds
 _MARK = "CLUSTER_TEST"
 
 

@@ -8,7 +8,7 @@ from tests.cluster.programs.again import EPOCHS, KILLED_AFTER, STEPS
 @pytest.mark.slow
 def test_a_worker_comes_back_to_its_servers(launched, tmp_path):
     job = launched(["--ps=1", "--workers=2", "--max_restarts=1"], "tests.cluster.programs.again", "ps", str(tmp_path))
-    out, error = job.processes["launcher"].communicate(timeout=150)
+    out, error = job.processes["launcher"].communicate(timeout=250)
     assert job.processes["launcher"].returncode == 0, error
     assert f"applied {EPOCHS * STEPS} in epochs from 0" in out
     assert "worker 1 ended killed by SIGKILL; it is started again" in error
@@ -18,7 +18,7 @@ def test_a_worker_comes_back_to_its_servers(launched, tmp_path):
 @pytest.mark.slow
 def test_peers_start_again_from_the_last_checkpoint(launched, tmp_path):
     job = launched(["--workers=2", "--max_restarts=1"], "tests.cluster.programs.again", "multiworker", str(tmp_path))
-    out, error = job.processes["launcher"].communicate(timeout=150)
+    out, error = job.processes["launcher"].communicate(timeout=250)
     assert job.processes["launcher"].returncode == 0, error
     assert "the job is started again" in error
     found = [line for line in out.splitlines() if "applied" in line]

@@ -16,7 +16,7 @@ LAYOUTS = {
     "ps, 1 worker": ["--ps=1", "--workers=1"],
     "ps, 2 workers": ["--ps=2", "--workers=2"],
 }
-pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(500), pytest.mark.slow]
 
 
 @pytest.fixture(scope="module", params=LAYOUTS)
@@ -31,7 +31,7 @@ def out(layout, tmp_path_factory):
     strategy = layout.partition(",")[0]
     program = [f"{PROGRAMS}.conformance", strategy, str(out)]
     command = [sys.executable, "-m", "launch", "local", *LAYOUTS[layout], "--", *program]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=480)
     assert done.returncode == 0, done.stdout + done.stderr
     return out
 

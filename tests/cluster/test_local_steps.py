@@ -15,7 +15,7 @@ BATCH, SEED, EPOCHS = 16, 3, 3
 STEPS = -(-ROWS // BATCH)
 MODELS = {name: lambda optimizer=optimizer: classifier(optimizer()) for name, optimizer in OPTIMIZERS.items()}
 MODELS |= dict.fromkeys(["losses of layers, 1", "losses of layers, 5"], with_losses_of_layers)  # local steps
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module", params=[1, 2])
@@ -29,7 +29,7 @@ def results(workers, tmp_path_factory):
     out = tmp_path_factory.mktemp("local_steps") / "results.json"
     command = [sys.executable, "-m", "launch", "local", "--ps=1", f"--workers={workers}"]
     command += ["--", f"{PROGRAMS}.local_steps", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(out.read_text())
 

@@ -21,7 +21,7 @@ from launch import ports
 
 ROOT = pathlib.Path(__file__).parents[2]
 LIMIT = 6.0  # seconds that a task waits for the others
-DEADLINE = 150.0
+DEADLINE = 250.0
 PROGRAM = """
 from trainers import job
 

@@ -16,7 +16,7 @@ import traceback
 from launch import linux, ports
 from tf2dist import Cluster, Task
 
-DEADLINE = 150.0  # seconds for all of a program's tasks
+DEADLINE = 250.0  # seconds for all of a program's tasks
 _fork = multiprocessing.get_context("forkserver")
 _fork.set_forkserver_preload(["tensorflow.compat.v1", "keras", "pytest", "tf2dist.loop"])
 

@@ -13,7 +13,7 @@ import pytest
 from launch import linux
 
 ROOT = pathlib.Path(__file__).parents[2]
-DEADLINE = 120.0  # seconds; TensorFlow alone takes five on a machine that is not busy
+DEADLINE = 300.0  # seconds; TensorFlow alone takes five on a machine that is not busy
 _MARK = "TRAINER_TEST"
 _UNSET = ("TF_CONFIG", "TFDS_DATA_DIR", "TF2DIST_PREPARED", "TF2DIST_LAUNCHED_AT", "TF_CPP_MIN_LOG_LEVEL")
 # Found in place of the real ones by a program that must not get so far.

@@ -189,7 +189,7 @@ def test_a_port_that_is_taken(jobs, task, by_config, start, tree, no_tensorflow)
             arguments = [f"--{name}_hosts={','.join(addresses)}" for name, addresses in cluster.items()]
             arguments += [f"--job_name={job}", f"--task_index={index}"]
             env = {}
-        said = start("--dataset=digits", *arguments, env={**no_tensorflow, **env}).finish(timeout=30).refused()
+        said = start("--dataset=digits", *arguments, env={**no_tensorflow, **env}).finish(timeout=60).refused()
     assert f"port {address.rpartition(':')[2]} of {job} {index} ({address}) is in use on this host" in said
     assert tree() == {}
 

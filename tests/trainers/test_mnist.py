@@ -16,7 +16,7 @@ MNIST = pathlib.Path(os.environ.get("MNIST_DIR", "~/tensorflow_datasets")).expan
 CLUSTER = ("multiworker", "ps")
 
 
-def trained(tmp_path, *arguments, timeout=170):
+def trained(tmp_path, *arguments, timeout=300):
     """Runs the trainer; returns its report and what it printed."""
     report = tmp_path / "report.json"
     command = [sys.executable, "-m", "trainers.mnist", *arguments, f"--report={report}"]
