@@ -1,15 +1,13 @@
 """Lets a board of Conway's Game of Life live: python -m trainers.life --pattern=gosper --size=100x100 --gif=gun.gif."""
 
 import contextlib
-import os
-import tempfile
 import time
 
 from absl import flags
 
 from tf2dist.data.errors import DataError
 from tf2dist.life import classics, engines, game, movie, patterns, picture, saved, screen, words
-from trainers import job
+from trainers import job, report
 from trainers.flags import UsageError
 
 _ENGINE = flags.DEFINE_enum("engine", "packed", list(engines.ENGINES), "What computes the generations.")
@@ -148,19 +146,7 @@ def _check_outputs(shared, scale: picture.Scale) -> None:
         raise UsageError("--view=window needs a display, and there is none; --view=terminal and --gif=FILE need none")
     for flag in (_OUT, _GIF, _MP4, _CURVE):
         if flag.value and shared.leads:
-            _check_place(f"--{flag.name}={flag.value}", os.path.realpath(flag.value))
-
-
-def _check_place(flag: str, path: str) -> None:
-    """Finds out whether the file can be written; leaves no trace."""
-    if os.path.isdir(path):
-        raise UsageError(f"{flag} is a directory; name a file in it")
-    try:
-        with tempfile.TemporaryFile(dir=os.path.dirname(path)):
-            pass
-    except OSError as error:
-        why = (error.strerror or str(error)).lower()
-        raise UsageError(f"{flag} cannot be written: {why}; name a place in a writable directory") from None
+            report.check_file(f"--{flag.name}={flag.value}", flag.value)
 
 
 def _agree(run, generation: int) -> None:

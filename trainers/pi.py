@@ -6,12 +6,11 @@ workers and devices, also when some of them die. Each worker or device uses one 
 
 import math
 import os
-import tempfile
 import time
 
 from absl import flags
 
-from trainers import job
+from trainers import job, report
 from trainers.flags import UsageError
 
 _MOST = 10**15
@@ -123,18 +122,9 @@ def _estimate(inside: int, samples: int) -> tuple[float, float]:
 
 
 def _check_chart(path: str) -> None:
-    """Finds out whether the chart can be written; leaves no trace."""
-    place = os.path.realpath(path)
     if not path.endswith(".png"):
         raise UsageError(f"--chart={path} must end in .png")
-    if os.path.isdir(place):
-        raise UsageError(f"--chart={path} is a directory; name a file in it")
-    try:
-        with tempfile.TemporaryFile(dir=os.path.dirname(place)):
-            pass
-    except OSError as error:
-        why = (error.strerror or str(error)).lower()
-        raise UsageError(f"--chart={path} cannot be written: {why}; name a place in a writable directory") from None
+    report.check_file(f"--chart={path}", path)
 
 
 def _draw(path: str, counts, size: int, samples: int) -> None:

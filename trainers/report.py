@@ -56,7 +56,7 @@ def _check_folder(flag: str, folder: str) -> None:
             pass
     except OSError as error:
         why = (error.strerror or str(error)).lower()
-        raise UsageError(f"{flag} cannot be written, {folder}: {why}; name a place in a writable directory") from None
+        raise UsageError(f"{flag} cannot be written: {why} ({folder}); name a place in a writable directory") from None
 
 
 def _special(path: str) -> bool:

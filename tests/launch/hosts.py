@@ -32,7 +32,7 @@ def possible():
         return "network namespaces with their own addresses need root"
     missing = [name for name in ("ip", "nsenter", "unshare", "ssh", "ssh-keygen") if not shutil.which(name)]
     if missing or not os.path.exists("/usr/sbin/sshd"):
-        return f"tests/launch/install.sh has not installed {', '.join(missing) or 'sshd'}"
+        return f"tests/install.sh has not installed {', '.join(missing) or 'sshd'}"
     probe = f"tf2dist{os.getpid()}-probe"
     try:
         sh(f"ip netns add {probe}")
