@@ -105,7 +105,7 @@ def prepare(shared):
 def train(run, prepared):
     """Fits the line and compares it with the one that is known to be right."""
     import tf2dist
-    from trainers import chores
+    from trainers import chores, logdir
 
     preset, shared = PRESETS[_PRESET.value], run.shared
     batch_size = _batch_size(run)
@@ -123,10 +123,7 @@ def train(run, prepared):
         model = preset.model(learning_rate, seed=shared.seed, jit_compile=shared.xla)
     first_step = chores.FirstStep(run.began)
     callbacks = [first_step, chores.LineOnTheWay(run.say, every, points.rows and points.rows / batch_size)]
-    if shared.logdir:
-        callbacks.append(tf2dist.Checkpoint(shared.logdir, every_seconds=_SAVE_SECONDS.value))
-    if shared.logdir and run.leads:
-        callbacks.append(chores.Summaries(shared.logdir))
+    callbacks += logdir.callbacks(run, every_seconds=_SAVE_SECONDS.value)
 
     began = time.perf_counter()
     tf2dist.fit(
@@ -151,8 +148,7 @@ def train(run, prepared):
     if trained < done:
         run.say(f"went on from a checkpoint of {done - trained:,} steps in {shared.logdir}")
     run.say(f"{trained:,} steps in {seconds:.1f} s, {trained / seconds:,.0f} steps/s")
-    if shared.logdir and run.leads:
-        chores.save(model, f"{shared.logdir}/model.keras")
+    logdir.save_model(run, model)
     return {
         "preset": _PRESET.value,
         "w": w,

@@ -48,7 +48,7 @@ def train(run, prepared):
     """Trains the preset's network and tests it."""
     import tf2dist
     from tf2dist.data.feeds import image_feeds
-    from trainers import chores
+    from trainers import chores, logdir
 
     preset = PRESETS[_PRESET.value]
     source = Source.from_json(prepared)
@@ -76,10 +76,7 @@ def train(run, prepared):
     else:
         lines = chores.EpochLines(run.say, epochs, min(images.train_examples, per_epoch * batch_size))
     callbacks = [first_step, lines]
-    if run.shared.logdir:
-        callbacks.append(tf2dist.Checkpoint(run.shared.logdir, every_seconds=60, every_steps=1000))
-    if run.shared.logdir and run.leads:
-        callbacks.append(chores.Summaries(run.shared.logdir))
+    callbacks += logdir.callbacks(run, every_seconds=60, every_steps=1000)
 
     began = time.perf_counter()
     tf2dist.fit(
@@ -106,8 +103,7 @@ def train(run, prepared):
     if trained:
         speed = f"{trained:,} steps in {seconds:.1f} s, {rate:,.0f} examples/s"
         run.say(f"{speed}; first step after {first_step.seconds:.1f} s")
-    if run.shared.logdir and run.leads:
-        chores.save(model, f"{run.shared.logdir}/model.keras")
+    logdir.save_model(run, model)
     return {
         "preset": _PRESET.value,
         "dataset": source.name,

@@ -45,7 +45,7 @@ def train(run, prepared):
     import keras
 
     import tf2dist
-    from trainers import chores
+    from trainers import chores, logdir
 
     users, items, rank = _USERS.value, _ITEMS.value, _RANK.value
     batch_size = _batch_size(run.strategy.num_replicas_in_sync)
@@ -68,10 +68,7 @@ def train(run, prepared):
         model = recommender(users, items, rank, keras.optimizers.SGD(rate), seed=run.shared.seed)
     first_step = chores.FirstStep(run.began)
     callbacks = [first_step, chores.EpochLines(run.say, epochs, per_epoch * batch_size)]
-    if run.shared.logdir:
-        callbacks.append(tf2dist.Checkpoint(run.shared.logdir, every_seconds=60, every_steps=1000))
-    if run.shared.logdir and run.leads:
-        callbacks.append(chores.Summaries(run.shared.logdir))
+    callbacks += logdir.callbacks(run, every_seconds=60, every_steps=1000)
 
     began = time.perf_counter()
     tf2dist.fit(
@@ -93,8 +90,7 @@ def train(run, prepared):
         f"test RMSE {rmse:.4f} on {TEST:,} other ratings; the noise's is {NOISE:.4f}, that of their mean {baseline:.4f}"
     )
     run.say(f"{first_step.trained:,} steps in {seconds:.1f} s, {rate:,.0f} examples/s")
-    if run.shared.logdir and run.leads:
-        chores.save(model, f"{run.shared.logdir}/model.keras")
+    logdir.save_model(run, model)
     return {
         "users": users,
         "items": items,

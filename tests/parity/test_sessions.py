@@ -129,28 +129,28 @@ def hooked_in_tf1(logdir):
     return ran, counted, saved, scalars
 
 
-def called_back_here(logdir):
+def called_back_here(directory):
     import keras
     import tensorflow as tf
 
     import tf2dist
     from tf2dist import checkpoint
-    from trainers import chores
+    from trainers import chores, logdir
 
     lines = []
     callbacks = [
-        tf2dist.Checkpoint(logdir, every_steps=EVERY, keep=10),
+        tf2dist.Checkpoint(directory, every_steps=EVERY, keep=10),
         chores.StepLines(lines.append, EVERY, regression.BATCH, STEPS),
-        chores.Summaries(logdir, EVERY),
+        logdir.Summaries(directory, EVERY),
     ]
     model = regression.fit(lambda: keras.optimizers.SGD(0.1), STEPS, callbacks=callbacks, steps_per_execution=1)
-    (file,) = pathlib.Path(logdir).glob("events*")
+    (file,) = pathlib.Path(directory).glob("events*")
     scalars = {}
     for event in tf.compat.v1.train.summary_iterator(str(file)):
         for value in event.summary.value:
             if value.tag == "cost":
                 scalars[event.step] = float(tf.make_ndarray(value.tensor))
-    saved = [int(pathlib.Path(path).name.rpartition("-")[2]) for path in checkpoint.checkpoints(logdir)]
+    saved = [int(pathlib.Path(path).name.rpartition("-")[2]) for path in checkpoint.checkpoints(directory)]
     return tf2dist.updates(model), [int(line.split()[1]) for line in lines], saved, scalars
 
 

@@ -1,9 +1,7 @@
 import math
-import pathlib
 
 import pytest
 
-from trainers import chores
 from trainers.chores import EpochLines, FirstStep, StepLines
 
 
@@ -142,23 +140,3 @@ def test_a_clock_that_stands_still(clock, said):
     train(StepLines(said.append, 1, 100, 600, clock), clock, [[1]], seconds_a_step=0.0)
     assert len(said) == 1
     assert math.isfinite(float(said[0].split(" ms/step")[0].split()[-1]))
-
-
-def test_a_model_that_cannot_be_saved_leaves_the_old_one(tmp_path):
-    class Full:
-        def save(self, path):
-            pathlib.Path(path).write_text("half")
-            raise OSError(28, "No space left on device")
-
-    class Fine:
-        def save(self, path):
-            pathlib.Path(path).write_text("new")
-
-    path = tmp_path / "model.keras"
-    path.write_text("old")
-    with pytest.raises(OSError, match="No space left"):
-        chores.save(Full(), str(path))
-    assert path.read_text() == "old"
-    chores.save(Fine(), str(path))
-    assert path.read_text() == "new"
-    assert [p.name for p in tmp_path.iterdir()] == ["model.keras"]

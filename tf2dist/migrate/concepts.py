@@ -106,7 +106,7 @@ CONCEPTS = [
     Concept("step-counter", "trainers.chores.StepLines", "train.StepCounterHook"),
     Concept("checkpoint-saver", "tf2dist.Checkpoint(directory, every_steps=N)",
             "train.CheckpointSaverHook train.CheckpointSaverListener"),
-    Concept("summary-saver", "trainers.chores.Summaries", "train.SummarySaverHook"),
+    Concept("summary-saver", "trainers.logdir.Summaries", "train.SummarySaverHook"),
     Concept("hooks", "keras.callbacks.Callback", " ".join(f"train.{name}" for name in _HOOKS.split())
             + " train.ProfilerHook train.SecondOrStepTimer train.SessionRunContext",
             "", "basic_session_run_hooks session_run_hook"),
