@@ -76,7 +76,7 @@ def _keras(model, feed, per_execution):
 
 
 def _batches(feed):
-    from tf2dist.feed import Part
+    from tf2dist.parts import Part
 
     return feed.stream(feed.tensors(), Part(), 0)
 

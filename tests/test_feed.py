@@ -26,7 +26,7 @@ def parts_of(stream, total):
 
 
 def test_a_pass_has_every_row_once_in_a_new_order_each_time(feed):
-    from tf2dist.feed import Part
+    from tf2dist.parts import Part
 
     batches = list(feed.stream(feed.tensors(), Part(), 0).take(2 * STEPS))
     assert [len(x) for x, _ in batches] == ([BATCH] * 10 + [3]) * 2
@@ -38,7 +38,7 @@ def test_a_pass_has_every_row_once_in_a_new_order_each_time(feed):
 
 def test_the_seed_decides_the_order(tf):
     from tf2dist import Examples
-    from tf2dist.feed import Part
+    from tf2dist.parts import Part
 
     def order(seed):
         feed = Examples((np.arange(ROWS),), ROWS, seed=seed)
@@ -48,7 +48,7 @@ def test_the_seed_decides_the_order(tf):
 
 
 def test_a_stream_goes_on_at_any_step(feed):
-    from tf2dist.feed import Part
+    from tf2dist.parts import Part
 
     whole = labels(feed.stream(feed.tensors(), Part(), 0).take(30))
     assert labels(feed.stream(feed.tensors(), Part(), 17).take(13)) == whole[17:]
@@ -56,7 +56,7 @@ def test_a_stream_goes_on_at_any_step(feed):
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_asynchronous_workers_take_disjoint_batches(feed, workers):
-    from tf2dist.feed import Part
+    from tf2dist.parts import Part
 
     streams = [labels(feed.stream(feed.tensors(), Part(), 0, w, workers).take(STEPS)) for w in range(workers)]
     together = [batch for step in zip(*streams, strict=True) for batch in step]
@@ -68,7 +68,7 @@ def test_asynchronous_workers_take_disjoint_batches(feed, workers):
 def test_parts_make_up_the_global_batch(feed, tf, kind, total):
     """Parts of all replicas, joined, are the batch; shares sum to one; an empty part has share 0."""
     from tf2dist.datasets import Batches
-    from tf2dist.feed import Part
+    from tf2dist.parts import Part
 
     if kind == "dataset":
         feed = Batches(tf.data.Dataset.from_tensor_slices(feed.arrays).batch(BATCH))
@@ -89,7 +89,7 @@ def test_parts_make_up_the_global_batch(feed, tf, kind, total):
 
 
 def test_parts_one_by_one(feed):
-    from tf2dist.feed import Part, one_by_one
+    from tf2dist.parts import Part, one_by_one
 
     part = Part(0, 3, 3)
     stream = feed.stream(feed.tensors(), part, 0).take(STEPS)
@@ -100,7 +100,7 @@ def test_parts_one_by_one(feed):
 
 
 def test_peers_hold_the_parts_that_one_process_would(feed):
-    from tf2dist.feed import Part
+    from tf2dist.parts import Part
 
     together = parts_of(feed.stream(feed.tensors(), Part(0, 4, 4), 0).take(STEPS), 4)
     peers = [parts_of(feed.stream(feed.tensors(), Part(2 * p, 2, 4), 0).take(STEPS), 2) for p in range(2)]
@@ -116,7 +116,7 @@ def test_peers_hold_the_parts_that_one_process_would(feed):
 @pytest.mark.parametrize("kind", ["arrays", "dataset"])
 def test_shards_of_a_pass_hold_every_row_once(feed, tf, kind, shards):
     from tf2dist.datasets import Batches
-    from tf2dist.feed import Part
+    from tf2dist.parts import Part
 
     if kind == "dataset":
         feed = Batches(tf.data.Dataset.from_tensor_slices(feed.arrays).batch(BATCH))
@@ -129,7 +129,7 @@ def test_shards_of_a_pass_hold_every_row_once(feed, tf, kind, shards):
 
 def test_transform_runs_on_batches(tf):
     from tf2dist import Examples
-    from tf2dist.feed import Part
+    from tf2dist.parts import Part
 
     pixels = np.arange(24, dtype=np.uint8).reshape(6, 4)
     feed = Examples((pixels, np.arange(6)), 4, shuffle=False, transform=lambda x, y: (tf.cast(x, tf.float32) / 2, y))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from tf2dist.feed import Part, cut
+from tf2dist.parts import Part, cut
 
 
 class Batches:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from tf2dist.feed import Part, cut, deterministic
+from tf2dist.parts import Part, cut, deterministic
 
 _ENDLESS = 1 << 62  # steps; Dataset.range wants an end
 

@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from tf2dist import peers
-from tf2dist.dispatch import BATCHES, Done
-from tf2dist.feed import Part, one_by_one
+from tf2dist.execution import BATCHES, Done
+from tf2dist.parts import Part, one_by_one
 from tf2dist.step import Outputs, Steps
 
 

@@ -19,11 +19,11 @@ import time
 import tensorflow as tf
 
 from tf2dist import joining
-from tf2dist.dispatch import Done
+from tf2dist.execution import Done
 from tf2dist.parameter_server import ParameterServer
 from tf2dist.sharding import ShardedEmbedding
 from tf2dist.step import Steps
-from tf2dist.workers import Remote, _this_worker
+from tf2dist.workers import Remote, this_worker
 
 _STOP = 1 << 62  # tokens from here on are for no update: executions of up to so many rounds ago end
 _WATCH = 0.5  # seconds between two looks at what may have gone wrong
@@ -62,9 +62,9 @@ class Synchronous(Remote):
         tensors = feed.tensors()
 
         def dataset():
-            return feed.pieces(tensors, self.needed, start, _this_worker(), self.workers)
+            return feed.pieces(tensors, self.needed, start, this_worker(), self.workers)
 
-        numbers = self._on_each_worker(lambda: tf.data.Dataset.from_tensors(_this_worker()).repeat())
+        numbers = self._on_each_worker(lambda: tf.data.Dataset.from_tensors(this_worker()).repeat())
         return self._on_each_worker(dataset), numbers
 
     def run(self, execution: _Update, iterator, n: int) -> None:

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf2dist.dispatch import BATCHES, Done
-from tf2dist.feed import Part, one_by_one
+from tf2dist.execution import BATCHES, Done
 from tf2dist.local_steps import LocalSteps
 from tf2dist.locked import locked
 from tf2dist.parameter_server import ParameterServer
+from tf2dist.parts import Part, one_by_one
 from tf2dist.remote_step import RemoteStep
 from tf2dist.step import Outputs, Steps
 
@@ -120,7 +120,7 @@ class Remote:
         tensors = feed.tensors()
 
         def dataset():
-            stream = feed.stream(tensors, self.part, start, _this_worker(), self.workers)
+            stream = feed.stream(tensors, self.part, start, this_worker(), self.workers)
             return stream if isinstance(stream.element_spec, dict) else one_by_one(stream, self.part)
 
         return self._on_each_worker(dataset)
@@ -263,5 +263,5 @@ def _turns(step) -> int:
     return _UNROLLED if small else 1
 
 
-def _this_worker():
+def this_worker():
     return tf.cast(tf.distribute.coordinator.experimental_get_current_worker_index(), tf.int64)
