@@ -12,9 +12,9 @@ SINGLE_PROCESS = ("one", "mirrored", "central")
 SINGLE_PROCESS_SLOWLY = [pytest.param(s, marks=() if s == "mirrored" else pytest.mark.slow) for s in SINGLE_PROCESS]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="session", autouse=True)
 def tf():
-    """TensorFlow, its CPU split into four devices before anything else touches them."""
+    """TensorFlow, its CPU split into four devices before any test touches them, whichever comes first."""
     import tensorflow
 
     from tf2dist import devices

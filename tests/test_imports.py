@@ -32,6 +32,7 @@ LIGHT = [
     "tf2dist.data.prepared",
     "tf2dist.data.download",
     "tf2dist.data.tfrecord",
+    "tf2dist.data.tfrecord.__main__",
     "tf2dist.convert_checkpoint",
     "tf2dist.convert_checkpoint.find",
     "tf2dist.convert_checkpoint.names",

@@ -237,7 +237,7 @@ print([name for name in ("tensorflow", "tensorflow_datasets", "sklearn", "keras"
 def test_help_imports_nothing_heavy():
     code = """
 import sys
-from tf2dist.data import convert
+from tf2dist.data.tfrecord import __main__ as convert
 try:
     convert.main(["--help"])
 except SystemExit as exit:

@@ -6,7 +6,9 @@ import sys
 import numpy as np
 import pytest
 
-from tf2dist.data import Source, convert, find, load, synthetic, tfrecord
+from tf2dist.data import Source, find, load, synthetic, tfrecord
+from tf2dist.data.tfrecord import __main__ as convert
+from tf2dist.data.tfrecord import writing
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +85,7 @@ def test_failure_on_the_way(tmp_path, capfd, monkeypatch):
 @pytest.mark.parametrize("part", [0, 1])
 def test_signal_in_the_middle(tmp_path, monkeypatch, number, part):
     """The process signals itself between two records of the first or of the second file."""
-    records, written = tfrecord._records, []
+    records, written = writing._records, []
 
     def interrupted(images, labels):
         written.append(images)
@@ -93,7 +95,7 @@ def test_signal_in_the_middle(tmp_path, monkeypatch, number, part):
                 signal.raise_signal(number)
             yield record
 
-    monkeypatch.setattr(tfrecord, "_records", interrupted)
+    monkeypatch.setattr(writing, "_records", interrupted)
     (tmp_path / "train.tfrecords").write_text("old")
     with pytest.raises(SystemExit) as exit:
         convert.main(["--dataset=digits", f"--out={tmp_path}"])

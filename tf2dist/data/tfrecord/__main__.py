@@ -88,3 +88,7 @@ def _stop(number, frame):
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, signal.SIG_IGN)
     raise SystemExit(128 + number)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
