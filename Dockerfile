@@ -4,6 +4,7 @@ WORKDIR /job
 COPY . .
 RUN pip install --no-cache-dir .
 # `python -m launch k8s --image=IMAGE ...` says what is run; a program of your own is copied here too.
-RUN useradd --create-home job
-USER job
+# A number, so that Kubernetes can see that it is not root; launch/k8s.py lets this group write to volumes.
+RUN useradd --uid 1000 --create-home job
+USER 1000
 CMD ["python", "-m", "tf2dist.doctor"]

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 from collections.abc import Sequence
 
 from launch import UsageError, layout, yaml
-from launch.layout import HERE, PORT, Layout
+from launch.layout import PORT, Layout
 
 KINDS = ("jobset", "tfjob", "job")
 _LABEL = {"jobset": "jobset.sigs.k8s.io/jobset-name", "tfjob": "training.kubeflow.org/job-name", "job": "tf2dist/job"}
 _TFJOB = {"chief": "Chief", "worker": "Worker", "ps": "PS", "evaluator": "Evaluator"}
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")  # of a service, with room for what becomes a pod's name
-_QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|[kMGTPE]|[KMGTPE]i)?")
+_LABEL_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")  # RFC 1123
+_CORES = re.compile(r"([0-9]+(?:\.[0-9]{1,3})?)(m?)")
+_MEMORY = re.compile(r"([0-9]+(?:\.[0-9]+)?)([kMGTPE]|[KMGTPE]i)?")
+_LEAST = 64 << 20  # bytes; no Python with TensorFlow fits into less, so a unit is missing
+_USER = 1000  # of our image
+_THREADS = ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
 _INDEX = "TASK_INDEX"  # of a pod within its Job; Kubernetes puts it into the variables that come after it
 
 
@@ -25,10 +31,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--kind", choices=KINDS, default="jobset", help="what runs the job (default: jobset)")
     group.add_argument("--name", default="tf2dist", help="of the job (default: tf2dist)")
     group.add_argument("--namespace", default="default", help="(default: default)")
-    group.add_argument("--image", required=True, help="with the program and tf2dist in it; see Dockerfile")
+    group.add_argument("--image", required=True, help="with the program and tf2dist in it; see docs/multihost.md")
     group.add_argument("--cpu", default="1", help="of each task (default: 1)")
     group.add_argument("--memory", default="2Gi", help="of each task (default: 2Gi)")
     group.add_argument("--gpus", type=int, default=0, metavar="N", help="of each worker (default: 0)")
+    group.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="for every task")
     group.add_argument("--claim", metavar="NAME", help="a volume claim for checkpoints, mounted at /data in every task")
     group.add_argument("--max_restarts", type=int, default=0, metavar="N", help="of the job (default: 0)")
 
@@ -49,22 +56,53 @@ def manifests(options: argparse.Namespace, program: Sequence[str]) -> list[dict]
     Raises:
       UsageError: the options are wrong.
     """
+    for name in ("hosts", "hostfile", "cluster"):
+        if (value := getattr(options, name)) is not None:
+            raise UsageError(f"--{name}={value} names machines, and Kubernetes chooses these; say --ps and --workers")
     wanted = layout.read(options)
-    if wanted.hosts != [HERE]:
-        raise UsageError(f"--hosts name machines, and Kubernetes chooses these; found {wanted.hosts[0]}")
-    for name in ("name", "namespace"):
-        if not _NAME.fullmatch(getattr(options, name)):
-            raise UsageError(
-                f"--{name}={getattr(options, name)} is no name; it has up to 40 of a-z, 0-9 and -, a letter first"
-            )
-    for name in ("cpu", "memory"):
-        if not _QUANTITY.fullmatch(getattr(options, name)):
-            raise UsageError(f"--{name}={getattr(options, name)} is no quantity; these are written as 2, 500m or 4Gi")
+    _check(options)
+    for word in (*program, *options.env):
+        if word != word.encode(errors="replace").decode():
+            raise UsageError(f"the program, its arguments and --env must be UTF-8, found {word!r}")
+    made = _Manifests(options, wanted, program)
+    return [made.network_policy(), *made.jobs()]
+
+
+def _check(options: argparse.Namespace) -> None:
+    if not _NAME.fullmatch(options.name):
+        raise UsageError(f"--name={options.name} is no name; it has up to 40 of a-z, 0-9 and -, a letter first")
+    if not _LABEL_NAME.fullmatch(options.namespace):
+        raise UsageError(f"--namespace={options.namespace} is no namespace; it has up to 63 of a-z, 0-9 and -")
+    claim = options.claim
+    if claim is not None and (len(claim) > 253 or not all(map(_LABEL_NAME.fullmatch, claim.split(".")))):
+        raise UsageError(f"--claim={claim} is no name of a volume claim; it has up to 253 of a-z, 0-9, - and .")
+    if not re.fullmatch(r"[!-~]+", options.image):
+        raise UsageError(f"--image={options.image} is no image; it is written as registry/name:tag")
+    if not _cores(options.cpu):
+        raise UsageError(f"--cpu={options.cpu} is no number of cores; it is written as 2, 0.5 or 500m")
+    found = _MEMORY.fullmatch(options.memory)
+    if not found:
+        raise UsageError(f"--memory={options.memory} is no amount of memory; it is written as 4Gi or 500Mi")
+    unit = found[2] or ""
+    power = " KMGTPE".index(unit[0].upper()) if unit else 0
+    if (size := float(found[1]) * (1024 if unit.endswith("i") else 1000) ** power) < _LEAST:
+        raise UsageError(f"--memory={options.memory} is {size:.0f} bytes, too few for a task; it is written as 4Gi")
     for name in ("gpus", "max_restarts"):
         if getattr(options, name) < 0:
             raise UsageError(f"--{name}={getattr(options, name)} must be 0 or more")
-    made = _Manifests(options, wanted, program)
-    return [*made.jobs(), made.network_policy()]
+    for text in options.env:
+        if not re.fullmatch(r"(?!TF_CONFIG=|TASK_INDEX=)[A-Za-z_][A-Za-z0-9_.-]*=.*", text, re.DOTALL):
+            raise UsageError(f"--env={text} is no variable that can be given; it is NAME=VALUE, and no TF_CONFIG")
+
+
+def _cores(text: str) -> float:
+    found = _CORES.fullmatch(text)
+    return float(found[1]) / (1000 if found[2] else 1) if found else 0.0
+
+
+def _literal(text: str) -> str:
+    """Written so that Kubernetes, which puts variables into commands and variables, leaves it as it is."""
+    return text.replace("$", "$$")
 
 
 class _Manifests:
@@ -76,7 +114,7 @@ class _Manifests:
         self.port: int = options.port or PORT
         name = program[0]
         script = name.endswith(".py") or "/" in name
-        self.command = ["python", *([] if script else ["-m"]), *program]
+        self.command = ["python", *([] if script else ["-m"]), *map(_literal, program)]
         self.counts = {job: wanted.count(job) for job in dict.fromkeys(task.job for task in wanted.tasks)}
         self.leader = next(iter(self.counts))
 
@@ -156,6 +194,7 @@ class _Manifests:
         if self.kind != "tfjob":
             pod["restartPolicy"] = "OnFailure" if self.kind == "job" and self.options.max_restarts else "Never"
         if self.options.claim:
+            pod["securityContext"] = {"fsGroup": _USER}  # or the volume would be for root alone
             container["volumeMounts"] = [{"name": "data", "mountPath": "/data"}]
             pod["volumes"] = [{"name": "data", "persistentVolumeClaim": {"claimName": self.options.claim}}]
         return pod
@@ -168,8 +207,11 @@ class _Manifests:
 
     def env(self, job: str) -> list[dict]:
         """The task's place in the cluster, in words of Kubernetes, which knows the index of each pod."""
-        env = [{"name": "PYTHONUNBUFFERED", "value": "1"}]
-        env += [{"name": name, "value": value} for name, value in layout.environment(self.options).items()]
+        # A limit on processor time hides no cores: TensorFlow would make a thread for each, and be held back.
+        variables = dict.fromkeys(_THREADS, str(math.ceil(_cores(self.options.cpu))))
+        variables |= {"PYTHONUNBUFFERED": "1", **layout.environment(self.options)}
+        variables |= dict(text.split("=", 1) for text in self.options.env)
+        env: list[dict] = [{"name": name, "value": _literal(value)} for name, value in variables.items()]
         if self.kind == "tfjob":
             return env
         spec = {j: [f"{self.host(j, i)}:{self.port}" for i in range(n)] for j, n in self.counts.items()}

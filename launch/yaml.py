@@ -36,4 +36,5 @@ def _entry(key: str, value: Any, indent: str) -> list[str]:
 def _scalar(value: Any) -> str:
     if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _WORDS:
         return value
-    return json.dumps(value)
+    # YAML has no surrogate pairs, and takes some characters that JSON leaves alone for ends of lines, or for none.
+    return re.sub("[^ -~]", lambda found: f"\\U{ord(found[0]):08x}", json.dumps(value, ensure_ascii=False))

@@ -11,6 +11,7 @@ import yaml
 
 from launch import UsageError, k8s
 from launch.__main__ import main
+from tests.launch.kubelet import expand, pods_of
 from tf2dist import environments
 
 SCHEMAS = pathlib.Path(__file__).parent / "schemas"
@@ -74,46 +75,92 @@ def test_the_schemas_would_find_a_mistake(kind):
 @pytest.mark.parametrize("kind", k8s.KINDS)
 def test_what_is_printed_is_what_was_made(kind, capsys):
     arguments = [f"--kind={kind}", "--ps=1", "--workers=2", "--claim=yes"]
-    program = ["trainers.mnist", "--name=a: b", "no", "1.5", "", "ü", '"']
+    program = ["trainers.mnist", "--name=a: b", "no", "1.5", "", "ü", '"', "1e3", "12:30", "0o7", "=", "<<", "~", "\n"]
+    program += [
+        "😀",
+        "\x7f",
+        "\x85",
+        "\u2028",
+        "\ufeff",
+        "- a",
+        "# a",
+        "a #",
+        "{}",
+        "*a",
+        "&a",
+        "!a",
+        "%a",
+        "'a",
+        "NaN",
+    ]
     assert main(["k8s", "--image=registry/job:1", *arguments, "--", *program]) == 0
     assert list(yaml.safe_load_all(capsys.readouterr().out)) == manifests(*arguments, program=program)
 
 
-@pytest.mark.parametrize("kind", ["jobset", "job"])
+@pytest.mark.parametrize("kind", k8s.KINDS)
 def test_every_pod_finds_its_place(kind):
-    places = []
-    for found in manifests(f"--kind={kind}", "--ps=1", "--workers=2", "--evaluator", "--start_timeout=300"):
-        jobs = [job["template"]["spec"] for job in found["spec"].get("replicatedJobs", [])]
-        for job in jobs or [found["spec"]] * (found["kind"] == "Job"):
-            [container] = job["template"]["spec"]["containers"]
-            env = {entry["name"]: entry.get("value") for entry in container["env"]}
-            assert env["TF2DIST_START_TIMEOUT"] == "300"
-            assert list(env).index("TASK_INDEX") < list(env).index("TF_CONFIG")  # or it would not be put in
-            assert container["ports"][0]["containerPort"] == 2222
-            for index in range(job["completions"]):
-                text = env["TF_CONFIG"].replace("$(TASK_INDEX)", str(index))
-                places.append(environments.from_environment({"TF_CONFIG": text}))
+    found = list(pods_of(manifests(f"--kind={kind}", "--ps=1", "--workers=2", "--evaluator", "--start_timeout=300")))
+    places = [environments.from_environment(pod.env()) for pod in found]
     assert [str(place.task) for place in places] == ["chief 0", "worker 0", "worker 1", "ps 0", "evaluator 0"]
-    middle = "-0" if kind == "jobset" else ""
-    assert places[0].spec["worker"] == [f"tf2dist-worker{middle}-{i}.tf2dist.default.svc:2222" for i in range(2)]
     assert all(place.spec == places[0].spec for place in places)
+    for pod, place in zip(found[:-1], places, strict=False):
+        assert f"{pod.names[0]}:2222" == place.address()
+        assert pod.spec["containers"][0]["ports"][0]["containerPort"] == 2222
+    assert all(pod.env()["TF2DIST_START_TIMEOUT"] == "300" for pod in found)
+
+
+@pytest.mark.parametrize("kind", k8s.KINDS)
+def test_names_fit_into_what_kubernetes_allows(kind):
+    longest = ["--name=" + "n" * 40, "--namespace=" + "9" * 63, "--ps=2", "--workers=1000", "--evaluator"]
+    for pod in pods_of(manifests(f"--kind={kind}", *longest)):
+        assert len(f"{pod.name}-abcde") <= 63  # the name of a pod, whose end is random
+        assert max(map(len, pod.labels.values())) <= 63
+    environments.from_environment(pod.env())
+
+
+@pytest.mark.parametrize("kind", k8s.KINDS)
+def test_words_are_what_was_typed_after_kubernetes_has_put_variables_in(kind):
+    words = ["--a=$(TASK_INDEX)", "$$", "$(PYTHONUNBUFFERED)", "$5", "$", "$$(X)", "$(", "${HOME}"]
+    found = manifests(f"--kind={kind}", "--env=A=$(PYTHONUNBUFFERED)$$", program=["x", *words])
+    for pod in pods_of(found):
+        env = pod.env()
+        assert [expand(word, env) for word in pod.spec["containers"][0]["command"]] == ["python", "-m", "x", *words]
+        assert env["A"] == "$(PYTHONUNBUFFERED)$$"
 
 
 @pytest.mark.parametrize("kind", k8s.KINDS)
 def test_only_the_jobs_own_pods_reach_it(kind):
-    *jobs, policy = manifests(f"--kind={kind}", "--name=mine", "--port=7000")
-    assert policy["kind"] == "NetworkPolicy"
-    labels = policy["spec"]["podSelector"]["matchLabels"]
-    assert labels == {k8s._LABEL[kind]: "mine"}
+    policy, *jobs = manifests(f"--kind={kind}", "--name=mine", "--port=7000", "--ps=1", "--evaluator")
+    assert policy["kind"] == "NetworkPolicy"  # the first: it is there before any pod is
+    selector = {"podSelector": {"matchLabels": policy["spec"]["podSelector"]["matchLabels"]}}
     [rule] = policy["spec"]["ingress"]
-    assert rule["from"] == [{"podSelector": {"matchLabels": labels}}]
+    assert rule["from"] == [selector]
     assert [port["port"] for port in rule["ports"]] == [7000]
-    if kind == "job":  # the controllers of the others put their label on
-        assert all(pod["metadata"]["labels"] == labels for job in jobs for pod in pods(job))
+
+    def selected(found):
+        return [selector["podSelector"]["matchLabels"].items() <= pod.labels.items() for pod in pods_of(found)]
+
+    assert selected(jobs) == [True] * 4
+    _, *others = manifests(f"--kind={kind}", "--name=other")
+    assert not any(selected(others))
+
+
+def test_a_claim_can_be_written_by_the_user_of_the_image():
+    for kind in k8s.KINDS:
+        for pod in pods_of(manifests(f"--kind={kind}", "--claim=c")):
+            assert pod.spec["securityContext"] == {"fsGroup": 1000}
+    dockerfile = (pathlib.Path(__file__).parents[2] / "Dockerfile").read_text()
+    assert "useradd --uid 1000" in dockerfile
+    assert "USER 1000" in dockerfile
+
+
+def test_a_task_has_as_many_threads_as_cores():
+    [pod] = pods_of(manifests("--workers=1", "--cpu=2500m", "--env=OMP_NUM_THREADS=1"))
+    assert (pod.env()["TF_NUM_INTRAOP_THREADS"], pod.env()["OMP_NUM_THREADS"]) == ("3", "1")
 
 
 def test_gpus_are_for_those_that_compute():
-    [jobset, _] = manifests("--ps=1", "--workers=1", "--gpus=2")
+    [_, jobset] = manifests("--ps=1", "--workers=1", "--gpus=2")
     limits = [pod["spec"]["containers"][0]["resources"]["limits"] for pod in pods(jobset)]
     assert [limit.get("nvidia.com/gpu") for limit in limits] == [None, 2, None]
 
@@ -123,12 +170,29 @@ def test_gpus_are_for_those_that_compute():
     [
         (["--name=Mine"], "--name=Mine is no name"),
         (["--name=1"], "--name=1 is no name"),
+        (["--name=a-"], "--name=a- is no name"),
+        (["--name=" + "n" * 41], "up to 40"),
         (["--namespace=a_b"], "--namespace=a_b"),
-        (["--cpu=two"], "--cpu=two is no quantity"),
-        (["--memory=2GB"], "--memory=2GB is no quantity"),
+        (["--namespace=" + "n" * 64], "up to 63"),
+        (["--claim=My Claim"], "--claim=My Claim"),
+        (["--claim=a..b"], "--claim=a..b"),
+        (["--image="], "--image= is no image"),
+        (["--image=a b"], "--image=a b is no image"),
+        (["--env=A"], "--env=A is no variable"),
+        (["--env==1"], "--env==1 is no variable"),
+        (["--env=TF_CONFIG={}"], "--env=TF_CONFIG={} is no variable"),
+        (["--cpu=two"], "--cpu=two is no number of cores"),
+        (["--cpu=2Gi"], "--cpu=2Gi is no number of cores"),
+        (["--cpu=0"], "--cpu=0 is no number of cores"),
+        (["--memory=2GB"], "--memory=2GB is no amount of memory"),
+        (["--memory=512m"], "--memory=512m is no amount of memory"),
+        (["--memory=4"], "--memory=4 is 4 bytes"),
+        (["--memory=500k"], "--memory=500k is 500000 bytes"),
         (["--gpus=-1"], "--gpus=-1"),
         (["--max_restarts=-1"], "--max_restarts=-1"),
         (["--hosts=a"], "Kubernetes chooses"),
+        (["--hosts=localhost"], "Kubernetes chooses"),
+        (["--cluster=any"], "Kubernetes chooses"),
         (["--workers=0"], "workers is 0"),
     ],
 )
@@ -136,3 +200,13 @@ def test_what_cannot_be(arguments, said):
     with pytest.raises(UsageError) as error:
         manifests(*arguments)
     assert said in str(error.value)
+
+
+def test_a_program_that_is_no_text():
+    with pytest.raises(UsageError, match="UTF-8"):
+        manifests(program=["x", "\udcff"])
+
+
+@pytest.mark.parametrize("namespace", ["2024-team", "n" * 63])
+def test_a_namespace_may_begin_with_a_digit_and_be_long(namespace):
+    assert manifests(f"--namespace={namespace}")[0]["metadata"]["namespace"] == namespace
