@@ -24,6 +24,7 @@ if [ "$(id -u)" = 0 ] && [ ! -e "$started" ] && [ -d /usr/sbin ]; then
 fi
 install "ssh and Slurm" "sshd slurmctld slurmd srun munged ip" \
   "openssh-server openssh-client slurmctld slurmd slurm-client munge iproute2"
+install "network policies" "nft" "nftables"
 install "bgolly" "bgolly" "golly"
 install "films" "ffmpeg" "ffmpeg"
 exit 0
