@@ -1,5 +1,7 @@
 """python -m tf2dist.doctor, as a program and by its parts."""
 
+import contextlib
+import io
 import json
 import os
 import socket
@@ -58,12 +60,44 @@ def test_a_cluster_that_cannot_be(monkeypatch):
     assert "'a'" in report["problems"][0]
 
 
+@pytest.mark.parametrize("text", ["\udcff", "\x1b[2J", '{"cluster": \udcff}'])
+def test_what_is_no_text_is_shown_all_the_same(monkeypatch, text):
+    monkeypatch.setenv("TF_CONFIG", text)
+    monkeypatch.setattr(doctor, "_devices", lambda problems: [])
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="strict")
+    monkeypatch.setattr(sys, "stdout", out)
+    assert doctor.main([]) == 1
+    assert doctor.main(["--json"]) == 1
+    out.flush()
+    said = out.buffer.getvalue().decode()
+    assert "problem    TF_CONFIG is not JSON" in said
+    assert "\x1b" not in said
+    assert json.loads(said[said.index("{\n") :])["problems"]
+
+
+def test_peers_that_do_not_answer(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, contextlib.ExitStack() as stack:
+        for _ in range(8):  # the queue of those that wait to be accepted is full: nobody answers any more
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        cluster = {"worker": [f"127.0.0.1:{full.getsockname()[1]}"], "chief": ["127.0.0.1:1"]}
+        monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "evaluator", "index": 0}}))
+        monkeypatch.setattr(doctor, "_devices", lambda problems: [])
+        [peer, _] = doctor.examine(0.2)["peers"]
+    assert not peer["reached"]
+    assert "no answer in 0.2 s" in peer["answer"]
+
+
 def test_a_wrong_time_limit(capsys):
     assert doctor.main(["--timeout=0"]) == 2
     assert "--timeout=0" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("host", "open_"), [("127.0.0.1", False), ("0.0.0.0", True), ("::", True), ("::1", False)])
+@pytest.mark.parametrize(
+    ("host", "open_"),
+    [("127.0.0.1", False), ("0.0.0.0", True), ("::", True), ("::1", False)],
+)
 def test_ports_that_others_can_reach(tf, host, open_):
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -73,3 +107,18 @@ def test_ports_that_others_can_reach(tf, host, open_):
     with server:
         found = [(at.pid, at.port) for at in listening.open_to_others()]
         assert ((os.getpid(), server.getsockname()[1]) in found) is open_
+
+
+@pytest.mark.parametrize(
+    ("address", "loopback"),
+    [
+        ("0100007F", True),
+        ("0000000000000000FFFF00000100007F", True),  # ::ffff:127.0.0.1, as Java listens
+        ("0000000000000000FFFF00000101A8C0", False),
+        ("00000000000000000000000001000000", True),
+        ("0101A8C0", False),
+        ("0000007E", False),
+    ],
+)
+def test_loopback_addresses(address, loopback):
+    assert listening._is_loopback(address) is loopback

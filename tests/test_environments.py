@@ -204,3 +204,33 @@ def test_a_slurm_that_contradicts_itself(changed, said):
 )
 def test_node_lists(text, names):
     assert slurm.hosts_of(text) == names
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        ({"TF_CONFIG": '{"cluster": {"worker": ["a:1"]}, "task": {"type": ["worker"], "index": 0}}'}, "['worker']"),
+        ({"TF_CONFIG": '{"cluster": {"worker": ["a:1"]}, "task": {"type": {}, "index": 0}}'}, "{}"),
+        ({"TF_CONFIG": config({"worker": ["a:1"]}, type="worker", index="9" * 5000)}, "index must be a whole number"),
+        ({"TF_CONFIG": config({"worker": ["a..b:1"]}, type="worker", index=0)}, "'a..b:1'"),
+        ({"TF_CONFIG": config({"worker": ["x" * 64 + ":1"]}, type="worker", index=0)}, "xxx:1'"),
+        ({"TF_CONFIG": config({"worker": ["a\0b:1"]}, type="worker", index=0)}, "b:1'"),
+        ({"TF_CONFIG": config({"worker": ["\udcff:1"]}, type="worker", index=0)}, ":1'"),
+        ({"TF_CONFIG": "[" * 100_000}, "not JSON"),
+        ({"CLUSTER_SPEC": "[" * 100_000}, "CLUSTER_SPEC"),
+        ({"SM_HOSTS": "[" * 100_000, "SM_CURRENT_HOST": "a"}, "SM_HOSTS"),
+        ({"SM_HOSTS": '["a", "a"]', "SM_CURRENT_HOST": "a"}, "a:2222"),
+    ],
+    ids=range(11),
+)
+def test_what_cannot_be_is_said_in_one_line(environ, said):
+    with pytest.raises(ClusterError) as error:
+        environments.find(environ)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("host", ["a_b", "a.b.", "xn--bcher-kva.example", "bücher.example", "[fe80::1]", "1.2.3.4"])
+def test_hosts_that_can_be(host):
+    found = environments.from_environment({"TF_CONFIG": config({"worker": [f"{host}:1"]}, type="worker", index=0)})
+    assert found.address() == f"{host}:1"

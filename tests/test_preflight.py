@@ -1,3 +1,4 @@
+import contextlib
 import errno
 import json
 import socket
@@ -277,6 +278,61 @@ def test_somebody_else_calls_a_waiting_task(cluster, says, ends, monkeypatch):
         if ends:
             stranger.close()
         agreed(cluster, gather(cluster, [PS], DEADLINE), following)
+
+
+def test_strangers_who_stay_and_say_nothing_do_not_hold_up_the_leader(cluster, monkeypatch):
+    monkeypatch.setattr(preflight, "_ANSWER", 1000.0)
+    following = {PS: follow(cluster, PS)}
+    strangers = [call(cluster, PS) for _ in range(3)]
+    agreed(cluster, gather(cluster, [PS], DEADLINE), following)
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_something_that_never_ends_its_line_is_given_up(cluster, monkeypatch):
+    monkeypatch.setattr(preflight, "_ANSWER", 0.5)
+    over = threading.Event()
+
+    def drip():
+        with socket.create_server(("127.0.0.1", cluster.port(PS))) as server, server.accept()[0] as connection:
+            while not over.wait(0.02):
+                with contextlib.suppress(OSError):
+                    connection.sendall(b" ")
+
+    background(drip)
+    gathering = background(gather, cluster, [PS], SHORT)
+    with pytest.raises(PreflightError, match=r"ps 0 at .* is missing after 0\.3 s"):
+        gathering.result(DEADLINE)
+    over.set()
+
+
+def test_two_leaders_at_once(cluster):
+    """Both were started for the same task: one of them gets the others, and the other one is told who is missing."""
+    following = {PS: follow(cluster, PS), WORKER0: follow(cluster, WORKER0)}
+    leaders = [background(gather, cluster, list(following), 2.0) for _ in range(2)]
+    errors = [leader.exception(DEADLINE) for leader in leaders]
+    assert all(isinstance(error, PreflightError) for error in errors if error)
+    won = [leader.result() for leader, error in zip(leaders, errors, strict=True) if not error]
+    assert len(won) <= 1
+    for lines in won:
+        agreed(cluster, lines, following)
+
+
+def test_what_strangers_say_is_not_repeated_as_it_is(cluster, capfd):
+    greeting = {"tf2dist": 1, "from": "\x1b[2J\nps 0: all is well", "to": "x" * 10_000}
+    following = {PS: follow(cluster, PS)}
+    with call(cluster, PS) as stranger:
+        stranger.sendall(json.dumps(greeting).encode() + b"\n")
+        assert "error" in json.loads(stranger.makefile().readline())
+        agreed(cluster, gather(cluster, [PS], DEADLINE), following)
+    err = capfd.readouterr().err
+    assert (err.count("\n"), "\x1b" in err) == (1, False)
+    assert len(err) < 3000
+    wrong = json.dumps({"error": "\x1b[2J\n" + "x" * 10_000}).encode() + b"\n"
+    with Stranger(cluster.port(WORKER0), wrong), pytest.raises(PreflightError) as caught:
+        gather(cluster, [WORKER0], DEADLINE)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 3000
 
 
 def test_a_greeting_with_nothing_in_it(cluster, capfd):

@@ -11,14 +11,14 @@ from typing import ClassVar
 JOBS = ("chief", "worker", "ps", "evaluator")
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
-_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\s:/\[\]]+):([0-9]{1,5})")
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\s:/\[\]\x00-\x1f]+):([0-9]{1,5})")
 
 
 class ClusterError(ValueError):
     """A cluster description that cannot be right; in one line: what, what was found, what would do."""
 
     def __init__(self, message: str):
-        super().__init__(" ".join(message.split()))
+        super().__init__(one_line(message))
 
 
 @dataclass(frozen=True, order=True)
@@ -148,10 +148,10 @@ class Cluster:
                 f"found {_short(json.dumps(task))}"
             )
         index = task["index"]
-        if isinstance(index, str) and index.isdecimal():  # some platforms write the index as text
+        if isinstance(index, str) and index.isdecimal() and len(index) < 10:  # some platforms write the index as text
             index = int(index)
         if not isinstance(index, int) or isinstance(index, bool):
-            raise ClusterError(f"TF_CONFIG's task index must be a whole number, found {index!r}")
+            raise ClusterError(f"TF_CONFIG's task index must be a whole number, found {_short(repr(index))}")
         return cls(found["cluster"], Task(str(task["type"]), index))
 
 
@@ -166,9 +166,22 @@ def _addresses(job, found) -> tuple[str, ...]:
         raise ClusterError(f'job {job} must be a list of "host:port", found {found!r}')
     for address in found:
         match = _ADDRESS.fullmatch(address) if isinstance(address, str) else None
-        if not match or not 0 < int(match[2]) < 65536:
+        if not match or not 0 < int(match[2]) < 65536 or not _is_host(match[1]):
             raise ClusterError(f'job {job} has the address {address!r}; an address is "host:port", as "10.0.0.1:2222"')
     return tuple(found)
+
+
+def _is_host(name: str) -> bool:
+    """Can it be looked up at all? A part of a name is neither empty nor longer than 63 characters."""
+    try:
+        return bool(name.encode("idna"))
+    except UnicodeError:
+        return False
+
+
+def one_line(text: str) -> str:
+    """Text from elsewhere as one line of characters that can be shown, also on a terminal."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(text.split()))
 
 
 def _short(text: str, limit: int = 80) -> str:

@@ -41,7 +41,9 @@ def main(arguments: list[str] | None = None) -> int:
     if options.json:
         print(json.dumps(report, indent=2))
     else:
-        print("\n".join(lines(report)))
+        text = "\n".join(lines(report))
+        encoding = sys.stdout.encoding or "utf-8"
+        print(text.encode(encoding, "backslashreplace").decode(encoding))
     return 1 if report["problems"] else 0
 
 

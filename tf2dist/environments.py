@@ -98,6 +98,8 @@ def _parsed(text: str, source: str) -> Cluster:
 
 
 def _job(name, notes: list[str]):
+    if not isinstance(name, str):
+        return name  # Cluster says what is wrong
     if name == "master":
         notes.append("'master' is called chief since TensorFlow 1.4")
         return "chief"
@@ -125,10 +127,10 @@ def _from_sagemaker(environ: Mapping[str, str]) -> Found:
     text, me = environ["SM_HOSTS"], environ.get("SM_CURRENT_HOST", "")
     try:
         hosts = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         hosts = None
     if not isinstance(hosts, list) or not hosts or not all(isinstance(host, str) for host in hosts):
-        raise ClusterError(f'SM_HOSTS is {text!r}; it is a list of host names, as ["algo-1", "algo-2"]')
+        raise ClusterError(f'SM_HOSTS is {text[:80]!r}; it is a list of host names, as ["algo-1", "algo-2"]')
     if me not in hosts:
         raise ClusterError(f"SM_CURRENT_HOST is {me!r}, which is none of SM_HOSTS, {', '.join(hosts)}")
     if len(hosts) == 1:

@@ -49,6 +49,7 @@ def _open_sockets() -> dict[str, int]:
 
 def _is_loopback(address: str) -> bool:
     """Whether an address as /proc writes it, in words of the machine's byte order (little), is 127.x.x.x or ::1."""
+    address = address.removeprefix("0000000000000000FFFF0000")  # one of version 4 in words of version 6
     return address == "00000000000000000000000001000000" or (len(address) == 8 and address.endswith("7F"))
 
 

@@ -12,18 +12,20 @@ import contextlib
 import errno
 import json
 import os
+import queue
 import socket
 import sys
 import threading
 import time
 from importlib.metadata import PackageNotFoundError, version
 
-from tf2dist.cluster import Cluster, ClusterError, Task
+from tf2dist.cluster import Cluster, ClusterError, Task, one_line
 from tf2dist.lifeline import Lifeline, kept_alive
 
 LIMIT = 120.0  # seconds that a task waits for the others
 _ANSWER = 10.0  # seconds for an answer to a greeting, on a connection that stands
 _ONCE = 5.0  # seconds for a try to find a task that was lost
+_MOST = 1 << 20  # bytes of a greeting
 _TALK = 15.0  # seconds of silence before a waiting task says for whom it waits
 
 
@@ -110,7 +112,7 @@ def _reach(cluster: Cluster, task: Task, deadline: float, limit: float) -> Lifel
             try:
                 connection.settimeout(min(_ANSWER, left))
                 connection.sendall(json.dumps(_greeting(cluster, task)).encode() + b"\n")
-                answer = _read_line(connection)
+                answer = _read_line(connection, min(_ANSWER, left))
                 why = "it accepts connections, but does not answer as a task of this job"
             except OSError as error:
                 answer, why = None, f"it accepts connections, but does not answer: {error}"
@@ -118,7 +120,7 @@ def _reach(cluster: Cluster, task: Task, deadline: float, limit: float) -> Lifel
                 return Lifeline(connection, task, address)
             connection.close()
             if isinstance(answer, dict) and "error" in answer:
-                raise PreflightError(f"{task} at {address} {answer['error']}")
+                raise PreflightError(f"{task} at {address} {_repeated(answer['error'])}")
         if time.monotonic() > deadline:
             raise PreflightError(f"{task} at {address} is missing after {limit:g} s: {why}")
         if time.monotonic() > talk:
@@ -137,21 +139,24 @@ def answer(cluster: Cluster, leader: Task, limit: float = LIMIT) -> Lifeline:
     where = f"{leader} at {cluster.address(leader)}"
     deadline = time.monotonic() + limit
     talk = time.monotonic() + _TALK
+    heard: queue.SimpleQueue = queue.SimpleQueue()
     with _listen(cluster) as listener:
-        listener.settimeout(0.5)
+        listener.settimeout(0.05)
         while True:
             if time.monotonic() > deadline:
                 raise PreflightError(f"{cluster.task} waited {limit:g} s for {where}, which did not come")
             if time.monotonic() > talk and cluster.task != leader:  # else its parent leads, and says for whom it waits
                 print(f"{cluster.task} waits for {where}", file=sys.stderr, flush=True)
                 talk = time.monotonic() + _TALK
-            try:
+            # Each is listened to by itself: a stranger who says nothing must not keep the leader waiting.
+            with contextlib.suppress(OSError):  # nobody has come; or so many that there are no files left
                 connection, (host, *_) = listener.accept()
-            except TimeoutError:
-                continue
-            lifeline = _agree(cluster, connection, leader, host.removeprefix("::ffff:"))
-            if lifeline and _told_to_go(lifeline, deadline):
-                return lifeline
+                caller = connection, host.removeprefix("::ffff:")
+                threading.Thread(target=_hear_greeting, args=(*caller, heard), daemon=True).start()
+            while not heard.empty():
+                lifeline = _agree(cluster, leader, *heard.get())
+                if lifeline and _told_to_go(lifeline, deadline):
+                    return lifeline
 
 
 def check_port(cluster: Cluster) -> None:
@@ -177,21 +182,29 @@ def _listen(cluster: Cluster) -> socket.socket:
         ) from None
 
 
-def _agree(cluster: Cluster, connection: socket.socket, leader: Task, host: str) -> Lifeline | None:
-    """Answers a greeting; None when it was none, or disagreed (the leader reports it)."""
-    connection.settimeout(_ANSWER)
+def _hear_greeting(connection: socket.socket, host: str, heard: queue.SimpleQueue) -> None:
+    """Hands on what a caller says, if that is a greeting; TensorFlow and strangers say something else, or nothing."""
+    greeting = None
+    with contextlib.suppress(OSError):
+        greeting = _read_line(connection, _ANSWER)
+    if isinstance(greeting, dict) and greeting.get("tf2dist") == 1:
+        heard.put((connection, host, greeting))
+    else:
+        connection.close()
+
+
+def _agree(cluster: Cluster, leader: Task, connection: socket.socket, host: str, greeting: dict) -> Lifeline | None:
+    """Answers a greeting; None when it disagreed (the leader reports it), or who greeted is gone."""
+    reason = _difference(cluster, greeting)
     try:
-        greeting = _read_line(connection)
-        if not isinstance(greeting, dict) or greeting.get("tf2dist") != 1:  # TensorFlow, or a stranger
-            connection.close()
-            return None
-        reason = _difference(cluster, greeting)
+        connection.settimeout(_ANSWER)
         connection.sendall(json.dumps({"error": reason} if reason else {"ok": True}).encode() + b"\n")
     except OSError:
         connection.close()
         return None
     if reason:
-        print(f"{cluster.task}: {greeting.get('from')} came from {host}, but this task {reason}", file=sys.stderr)
+        said = f"{greeting.get('from')} came from {host}, but this task {reason}"
+        print(f"{cluster.task}: {_repeated(said)}", file=sys.stderr)
         connection.close()
         return None
     return Lifeline(connection, leader, cluster.address(leader))
@@ -217,15 +230,25 @@ def _told_to_go(lifeline: Lifeline, deadline: float) -> bool:
         return False
 
 
-def _read_line(connection: socket.socket, most: int = 1 << 20):
-    """One line of JSON; None when what comes is something else."""
-    received = b""
-    while b"\n" not in received and len(received) < most:
+def _read_line(connection: socket.socket, limit: float):
+    """One line of JSON, which must be there within `limit` seconds; None when what comes is something else."""
+    deadline = time.monotonic() + limit
+    received = bytearray()
+    while len(received) < _MOST and b"\n" not in received[-65536:]:
+        connection.settimeout(max(0.001, deadline - time.monotonic()))
         more = connection.recv(65536)
         if not more:
             break
         received += more
+        if time.monotonic() > deadline:
+            raise TimeoutError("timed out")
     try:
         return json.loads(received)
     except (ValueError, RecursionError):
         return None
+
+
+def _repeated(text, limit: int = 2000) -> str:
+    """What came from the network, where a stranger may have said it, as one line for a person."""
+    text = one_line(str(text))
+    return text if len(text) <= limit else f"{text[:limit]}..."
