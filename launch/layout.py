@@ -143,7 +143,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("the job")
     group.add_argument("--dry_run", action="store_true", help="print what would be run, and run nothing")
     group.add_argument(
-        "--start_timeout", type=float, metavar="S", help="seconds that a task waits for the others (default: 120)"
+        "--start_timeout",
+        type=float,
+        metavar="S",
+        help="seconds that a task waits for the others (default: 120; k8s: 900)",
     )
 
 

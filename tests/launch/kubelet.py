@@ -148,6 +148,7 @@ class Kubernetes:
         for pod in self.pods:
             self.limits.setdefault(pod.job, main.get("runPolicy", {}).get("backoffLimit", 0))
         self.whole = main.get("failurePolicy", {}).get("maxRestarts")  # restarts that are left; None without a JobSet
+        self.clean = main.get("runPolicy", {}).get("cleanPodPolicy")
         self.failures = dict.fromkeys(self.limits, 0)
         self.restarts, self.succeeded = 0, True
         for document in documents:
@@ -227,7 +228,15 @@ class Kubernetes:
                     pod.statuses.append(status)
                     if status:
                         self._after_failure(pod)
+                    elif pod is self.pods[0] and self.clean == "Running":
+                        self._ask_to_end()
         return self.succeeded
+
+    def _ask_to_end(self):
+        """What TFJob's operator does to the pods that still run when the chief has ended; they get some time then."""
+        for pod in self.pods:
+            if pod.process:
+                linux.kill(linux.descendants(pod.process.pid), signal.SIGTERM)
 
     def _after_failure(self, pod):
         """A container is started again, or everything, or its Job ends; the pods of other Jobs must end themselves."""

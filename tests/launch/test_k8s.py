@@ -154,6 +154,17 @@ def test_a_claim_can_be_written_by_the_user_of_the_image():
     assert "USER 1000" in dockerfile
 
 
+def test_tasks_wait_until_nodes_and_images_are_there():
+    [pod] = pods_of(manifests("--workers=1"))
+    assert pod.env()["TF2DIST_START_TIMEOUT"] == "900"
+
+
+def test_an_evaluator_has_time_for_the_last_checkpoint():
+    """TFJob's operator ends what still runs when the chief has ended."""
+    *_, evaluator = pods_of(manifests("--kind=tfjob", "--ps=1", "--evaluator"))
+    assert evaluator.spec["terminationGracePeriodSeconds"] == 600
+
+
 def test_a_task_has_as_many_threads_as_cores():
     [pod] = pods_of(manifests("--workers=1", "--cpu=2500m", "--env=OMP_NUM_THREADS=1"))
     assert (pod.env()["TF_NUM_INTRAOP_THREADS"], pod.env()["OMP_NUM_THREADS"]) == ("3", "1")

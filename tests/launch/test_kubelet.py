@@ -56,11 +56,12 @@ def trained(job, claim):
 
 
 PS, PEERS = ["--ps=1", "--workers=2", "--evaluator"], ["--workers=2"]
+TF1 = ["--ps=1", "--workers=2", "--no-chief"]
 
 
 @pytest.mark.parametrize(
-    ("kind", "layout"), [("jobset", PS), ("jobset", PEERS), ("job", PEERS), ("tfjob", PS)],
-    ids=["jobset-ps", "jobset-peers", "job-peers", "tfjob-ps"],
+    ("kind", "layout"), [("jobset", PS), ("jobset", PEERS), ("job", PEERS), ("job", TF1), ("tfjob", PS)],
+    ids=["jobset-ps", "jobset-peers", "job-peers", "job-tf1", "tfjob-ps"],
 )  # fmt: skip
 def test_mnist_trains(apply, tmp_path, kind, layout):
     program = (*MNIST, "--epochs=10", "--logdir=/data/log", "--report=/data/report.json")
