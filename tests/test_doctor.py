@@ -60,6 +60,34 @@ def test_a_cluster_that_cannot_be(monkeypatch):
     assert "'a'" in report["problems"][0]
 
 
+CLUSTER = {"chief": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"], "ps": ["127.0.0.1:3"]}
+HERE = {"SLURM_STEP_NODELIST": "localhost", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NUM_TASKS": "2"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "source", "task", "role"),
+    [
+        ({"TF_CONFIG": {"cluster": CLUSTER, "task": {"type": "ps", "index": 0}, "environment": "cloud"}},
+         "TF_CONFIG", "ps 0", "server"),
+        ({"TF_CONFIG": {"cluster": CLUSTER, "task": {"type": "evaluator", "index": 0}, "environment": "cloud"}},
+         "TF_CONFIG", "evaluator 0", "evaluator"),
+        ({"CLUSTER_SPEC": {"cluster": {"workerpool0": ["127.0.0.1:1"], "workerpool1": ["127.0.0.1:2"]},
+                           "environment": "cloud", "task": {"type": "workerpool1", "index": 0}}},
+         "CLUSTER_SPEC", "worker 0", "peer"),
+        ({"SM_HOSTS": ["127.0.0.1", "127.0.0.2"], "SM_CURRENT_HOST": "127.0.0.2"}, "SM_HOSTS", "worker 1", "peer"),
+        ({**HERE, "SLURM_PROCID": "1", "SLURM_JOB_ID": "7"}, "SLURM_STEP_NODELIST", "worker 1", "peer"),
+    ],
+    ids=["tfjob", "tfjob's evaluator", "vertex", "sagemaker", "slurm"],
+)  # fmt: skip
+def test_what_each_platform_says(monkeypatch, capsys, environ, source, task, role):
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value if isinstance(value, str) else json.dumps(value))
+    monkeypatch.setattr(doctor, "_devices", lambda problems: [])
+    doctor.main(["--json"])
+    cluster = json.loads(capsys.readouterr().out)["cluster"]
+    assert (cluster["source"], cluster["task"], cluster["role"]) == (source, task, role)
+
+
 @pytest.mark.parametrize("text", ["\udcff", "\x1b[2J", '{"cluster": \udcff}'])
 def test_what_is_no_text_is_shown_all_the_same(monkeypatch, text):
     monkeypatch.setenv("TF_CONFIG", text)

@@ -1,8 +1,11 @@
+import contextlib
 import itertools
 import json
 import re
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tf2dist import environments, slurm
 from tf2dist.cluster import Cluster, ClusterError, Task
@@ -234,3 +237,29 @@ def test_what_cannot_be_is_said_in_one_line(environ, said):
 def test_hosts_that_can_be(host):
     found = environments.from_environment({"TF_CONFIG": config({"worker": [f"{host}:1"]}, type="worker", index=0)})
     assert found.address() == f"{host}:1"
+
+
+_ANY = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=5,
+)
+_HOSTS = st.lists(st.sampled_from(["a:1", "b:2222", "[::1]:3", "a:0", "a", ""]) | _ANY, max_size=3)
+_NAMES = st.sampled_from(["chief", "master", "worker", "ps", "evaluator", "workerpool0"]) | st.text()
+_CLUSTERS = st.dictionaries(_NAMES, _HOSTS | st.dictionaries(st.sampled_from("012"), st.just("c:1")) | _ANY, max_size=4)
+_TASKS = st.fixed_dictionaries({"type": _NAMES | _ANY, "index": st.sampled_from([0, 1, "0", "1", -1]) | _ANY})
+
+
+@settings(max_examples=300, deadline=None)
+@given(name=st.sampled_from(["TF_CONFIG", "CLUSTER_SPEC"]), cluster=_CLUSTERS | _ANY, task=_TASKS | _ANY)
+def test_anything_is_a_cluster_or_an_error_in_one_line(name, cluster, task):
+    environ = {name: json.dumps({"cluster": cluster, "task": task, "environment": "cloud"})}
+    with contextlib.suppress(ClusterError):
+        found = environments.find(environ).cluster
+        assert found is not None
+        assert all(0 < found.port(task) < 65536 for task in found.tasks)
+        assert Cluster.from_tf_config(found.to_tf_config()).spec == found.spec
+        return
+    with pytest.raises(ClusterError) as error:
+        environments.find(environ)
+    assert str(error.value).isprintable()

@@ -509,6 +509,19 @@ def test_a_task_that_was_started_again_is_found(cluster, failed_to_connect):
     agreed(cluster, [line], {WORKER0: follower})
 
 
+def test_a_task_that_was_started_again_with_another_cluster_is_named_once(cluster, capfd):
+    other = Cluster({**cluster.jobs, "ps": (*cluster.jobs["ps"], "127.0.0.1:1")}, WORKER0)
+    follower, over = background(answer, other, CHIEF, 2.0), threading.Event()
+    looking = background(preflight.find_again, cluster, WORKER0, over)
+    with pytest.raises(PreflightError):
+        follower.result(DEADLINE)
+    over.set()
+    assert looking.result(DEADLINE) is None
+    err = capfd.readouterr().err
+    assert err.count("tf2dist: worker 0 at ") == 1
+    assert err.count("worker 0: chief 0 came from 127.0.0.1") == 1
+
+
 def test_nobody_is_looked_for_when_the_job_is_over(cluster):
     over = threading.Event()
     over.set()

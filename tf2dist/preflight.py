@@ -49,6 +49,10 @@ class PreflightError(RuntimeError):
     """A task is missing, does not answer, or was started differently; the message names it."""
 
 
+class Disagreement(PreflightError):
+    """A task is there, and was started differently."""
+
+
 def _greeting(cluster: Cluster, to: Task) -> dict:
     return {
         "tf2dist": 1,
@@ -92,9 +96,17 @@ def gather(cluster: Cluster, others: list[Task], limit: float = LIMIT) -> list[L
 
 def find_again(cluster: Cluster, task: Task, over: threading.Event) -> Lifeline | None:
     """Waits until a task that was lost has been started again, with the same cluster; None once `over` is set."""
+    said = ""
     while not over.wait(0.2):
-        with contextlib.suppress(PreflightError):
+        try:
             return _reach(cluster, task, time.monotonic() + _ONCE, _ONCE)
+        except Disagreement as error:
+            if str(error) != said:
+                print(f"tf2dist: {error}", file=sys.stderr, flush=True)
+            said = str(error)
+            over.wait(_ONCE)
+        except PreflightError:
+            pass
     return None
 
 
@@ -120,7 +132,7 @@ def _reach(cluster: Cluster, task: Task, deadline: float, limit: float) -> Lifel
                 return Lifeline(connection, task, address)
             connection.close()
             if isinstance(answer, dict) and "error" in answer:
-                raise PreflightError(f"{task} at {address} {_repeated(answer['error'])}")
+                raise Disagreement(f"{task} at {address} {_repeated(answer['error'])}")
         if time.monotonic() > deadline:
             raise PreflightError(f"{task} at {address} is missing after {limit:g} s: {why}")
         if time.monotonic() > talk:
