@@ -11,6 +11,7 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -35,6 +36,16 @@ mkdir -p job data home/job && chown $2 home/job && mount --bind $PROJECT job && 
 user=$1; shift
 exec chroot --userspec=$user:$user --groups=$group . env -i -C /job HOME=/home/job "$@"
 """
+
+
+def possible():
+    """Why pods cannot run here; empty if they can."""
+    if not shutil.which("nft"):
+        return "tests/install.sh has not installed nft, for network policies"
+    layers = "mount -t tmpfs x /mnt && cd /mnt && mkdir upper work root && mount -t overlay"
+    probe = f"{layers} -o lowerdir=/,upperdir=/mnt/upper,workdir=/mnt/work x root && mount -t proc x root/proc"
+    done = subprocess.run(["unshare", "--mount", "--pid", "--fork", "sh", "-c", probe], capture_output=True, text=True)
+    return f"pods cannot have their own files here: {done.stderr.strip()}" if done.returncode else ""
 
 
 def expand(text, env):

@@ -3,6 +3,8 @@
 import argparse
 import json
 import pathlib
+import re
+import shlex
 
 import jsonschema
 import kubernetes_validate
@@ -152,6 +154,17 @@ def test_a_claim_can_be_written_by_the_user_of_the_image():
     dockerfile = (pathlib.Path(__file__).parents[2] / "Dockerfile").read_text()
     assert "useradd --uid 1000" in dockerfile
     assert "USER 1000" in dockerfile
+
+
+def test_the_commands_in_the_documentation_print_manifests(capsys):
+    root = pathlib.Path(__file__).parents[2]
+    text = (root / "docs/multihost.md").read_text() + (root / "README.md").read_text()
+    commands = re.findall(r"^python -m launch k8s ((?:.*\\\n)*.*?) \| kubectl apply -f -$", text, re.MULTILINE)
+    assert len(commands) == 3
+    for command in commands:
+        assert main(["k8s", *shlex.split(command.replace("\\\n", " "))]) == 0
+        for found in yaml.safe_load_all(capsys.readouterr().out):
+            check(found)
 
 
 def test_tasks_wait_until_nodes_and_images_are_there():

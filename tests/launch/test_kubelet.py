@@ -3,13 +3,13 @@
 import contextlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 
 import pytest
 import yaml
 
+from tests.launch import kubelet
 from tests.launch.hosts import Hosts, possible
 from tests.launch.kubelet import Kubernetes
 
@@ -21,7 +21,7 @@ CONNECT = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.ar
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory):
     """Hosts a to e for pods, and x for a stranger."""
-    if why := possible() or ("" if shutil.which("nft") else "there is no nft for network policies"):
+    if why := possible() or kubelet.possible():
         pytest.skip(why)
     with contextlib.ExitStack() as stack:
         yield Hosts(tmp_path_factory.mktemp("hosts"), "abcdex", stack)
