@@ -103,6 +103,26 @@ def test_what_is_no_text_is_shown_all_the_same(monkeypatch, text):
     assert json.loads(said[said.index("{\n") :])["problems"]
 
 
+@pytest.mark.parametrize("same", [True, False])
+def test_in_a_task_that_runs_already(monkeypatch, same):
+    """As in `kubectl exec POD -- python -m tf2dist.doctor`: its port is in use, and that is right."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        config = json.dumps({"cluster": {"worker": [f"127.0.0.1:{port}"]}, "task": {"type": "worker", "index": 0}})
+        monkeypatch.setenv("TF_CONFIG", config)
+        env = {**os.environ, "TF_CONFIG": config if same else config + " "}
+        with subprocess.Popen(["sleep", "100"], env=env) as task:
+            monkeypatch.setattr(doctor, "open_to_others", lambda: [listening.Listener(task.pid, "sleep", port)])
+            monkeypatch.setattr(doctor, "_devices", lambda problems: [])
+            report = doctor.examine(1.0)
+            task.kill()
+    if same:
+        assert report["problems"] == []
+        assert report["cluster"]["notes"] == [f"this task runs already: sleep (pid {task.pid})"]
+    else:
+        assert f"port {port} of worker 0" in report["problems"][0]
+
+
 def test_peers_that_do_not_answer(monkeypatch):
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full, contextlib.ExitStack() as stack:
         for _ in range(8):  # the queue of those that wait to be accepted is full: nobody answers any more

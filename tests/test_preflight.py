@@ -247,6 +247,9 @@ STRANGE = {
     "http": b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n",
     "grpc server": SETTINGS,
     "grpc client": HTTP2,
+    "http client": b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
+    "tls client": b"\x16\x03\x01\0\xf4\x01\0\0\xf0\x03\x03" + bytes(range(32)),
+    "ssh server": b"SSH-2.0-OpenSSH_9.2\r\n",
     "a number": b"42\n",
     "a list": b"[]\n",
     "a string": b'"ok"\n',
@@ -304,6 +307,22 @@ def test_something_that_never_ends_its_line_is_given_up(cluster, monkeypatch):
     with pytest.raises(PreflightError, match=r"ps 0 at .* is missing after 0\.3 s"):
         gathering.result(DEADLINE)
     over.set()
+
+
+def test_somebody_who_says_too_much(cluster):
+    following = {PS: follow(cluster, PS)}
+    with call(cluster, PS) as stranger:
+        with contextlib.suppress(ConnectionError):  # it hangs up at some point
+            for _ in range(1000):
+                stranger.sendall(b"x" * 65536)
+        agreed(cluster, gather(cluster, [PS], DEADLINE), following)
+
+
+def test_many_who_look_whether_a_port_is_open(cluster):
+    following = {PS: follow(cluster, PS)}
+    for _ in range(200):
+        call(cluster, PS).close()
+    agreed(cluster, gather(cluster, [PS], DEADLINE), following)
 
 
 def test_two_leaders_at_once(cluster):

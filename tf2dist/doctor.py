@@ -8,6 +8,7 @@ way, 1 if something is.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -17,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tf2dist import environments, preflight, quiet
 from tf2dist.cluster import Cluster, ClusterError, Task
-from tf2dist.listening import open_to_others
+from tf2dist.listening import Listener, open_to_others
 from tf2dist.roles import Role, leader_of, role_of
 
 _ROLES = {
@@ -58,14 +59,15 @@ def examine(timeout: float) -> dict:
     except ClusterError as error:
         found = environments.Found(None)
         problems.append(str(error))
-    report["cluster"] = _cluster(found, problems)
+    listeners = open_to_others()
+    report["cluster"] = _cluster(found, listeners, problems)
     report["peers"] = _peers(found.cluster, timeout, problems) if found.cluster else []
-    report["open_ports"] = [vars(listener) for listener in open_to_others()]
+    report["open_ports"] = [vars(listener) for listener in listeners]
     report["devices"] = _devices(problems)
     return report
 
 
-def _cluster(found: environments.Found, problems: list[str]) -> dict | None:
+def _cluster(found: environments.Found, listeners: list[Listener], problems: list[str]) -> dict | None:
     if found.cluster is None:
         return None
     strategy = "ps" if found.cluster.count("ps") else "multiworker"
@@ -74,9 +76,14 @@ def _cluster(found: environments.Found, problems: list[str]) -> dict | None:
         role = role_of(strategy, found.cluster)
     except ClusterError as error:
         problems.append(str(error))
+    notes = list(found.notes)
+    if itself := _running(found, listeners):
+        notes.append(f"this task runs already: {itself.name} (pid {itself.pid})")
+    elif role is not Role.EVALUATOR:
+        _check_port(found.cluster, problems)
     return {
         "source": found.source,
-        "notes": list(found.notes),
+        "notes": notes,
         "task": str(found.cluster.task),
         "strategy": strategy,
         "role": role and role.name.lower(),
@@ -92,12 +99,26 @@ def _peers(cluster: Cluster, timeout: float, problems: list[str]) -> list[dict]:
         peers = list(pool.map(lambda task: _peer(cluster, task, timeout), others))
     # One that refuses has not been started yet, perhaps; its host is there.
     problems += [f"{p['task']} at {p['address']}: {p['answer']}" for p in peers if not p["reached"]]
-    if cluster.task in members:
-        try:
-            preflight.check_port(cluster)
-        except ClusterError as error:
-            problems.append(str(error))
     return peers
+
+
+def _check_port(cluster: Cluster, problems: list[str]) -> None:
+    try:
+        preflight.check_port(cluster)
+    except ClusterError as error:
+        problems.append(str(error))
+
+
+def _running(found: environments.Found, listeners: list[Listener]) -> Listener | None:
+    """The process of this very task, as in a pod that one looks into: it has the port, and the same description."""
+    if found.cluster is None or found.cluster.task.job == "evaluator":
+        return None
+    mine = f"{found.source}={os.environ.get(found.source, '')}".encode(errors="surrogateescape")
+    for listener in listeners:
+        with contextlib.suppress(OSError), open(f"/proc/{listener.pid}/environ", "rb") as file:
+            if listener.port == found.cluster.port() and mine in file.read().split(b"\0"):
+                return listener
+    return None
 
 
 def _peer(cluster: Cluster, task: Task, timeout: float) -> dict:
