@@ -11,6 +11,7 @@ import tf2dist
 from tests.models import OPTIMIZERS, ROWS, classifier, data, weights
 from tf2dist import checkpoint as files
 from tf2dist.errors import CheckpointError
+from tf2dist.lifeline import Gone
 
 BATCH = 16
 STEPS = -(-ROWS // BATCH)
@@ -137,6 +138,17 @@ def test_numbers_that_make_no_sense(tf, tmp_path, wrong):
     (name,) = wrong
     with pytest.raises(ValueError, match=f"{name} must be positive, found"):
         tf2dist.Checkpoint(tmp_path, **wrong)
+
+
+def test_an_evaluator_waits_as_long_as_the_others_do(tmp_path, monkeypatch):
+    from tf2dist import evaluator, joining
+
+    monkeypatch.setenv("TF2DIST_START_TIMEOUT", "0.3")
+    with pytest.raises(Gone, match=r"no training has begun in .* within 0\.3 s"):
+        next(evaluator._new(str(tmp_path)))
+    monkeypatch.setattr(joining, "_start_timeout", 0.2)  # what `join` was told
+    with pytest.raises(Gone, match=r"within 0\.2 s"):
+        next(evaluator._new(str(tmp_path)))
 
 
 def test_an_evaluator_follows(tf, tmp_path, monkeypatch, capsys):

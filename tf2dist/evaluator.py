@@ -14,9 +14,9 @@ import keras
 import tensorflow as tf
 
 from tf2dist import checkpoint as files
+from tf2dist import joining
 from tf2dist.checkpoint import Checkpoint
 from tf2dist.lifeline import GRACE, Gone
-from tf2dist.preflight import LIMIT
 from tf2dist.program import Program
 
 _LOOK = 0.5  # seconds between two looks into the directory
@@ -62,6 +62,7 @@ def _new(directory: str) -> Iterator[str]:
     """Yields each checkpoint once, oldest first, waiting for more until the training has ended."""
     began, seen = time.time(), set()
     changed, last = time.monotonic(), files.status(directory)
+    limit = joining.start_timeout()
     running = False  # seen to be alive by us: what a status says may be left over from an earlier training
     while True:
         state, when = files.status(directory)
@@ -79,9 +80,9 @@ def _new(directory: str) -> Iterator[str]:
             raise Gone(f"the training in {directory} has failed")
         if state == "done" and fresh:
             return
-        if not fresh and silent > LIMIT:
+        if not fresh and silent > limit:
             found = f"the last one is {state}" if state else "there was none"
-            raise Gone(f"no training has begun in {directory} within {LIMIT:g} s; {found}")
+            raise Gone(f"no training has begun in {directory} within {limit:g} s; {found}")
         if fresh and silent > GRACE:
             raise Gone(f"the training in {directory} has given no sign of life for {GRACE:g} s")
         time.sleep(_LOOK)

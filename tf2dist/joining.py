@@ -60,8 +60,8 @@ def join(
         assert cluster is not None
         return _coordinate(name, replicas, cluster, limit)
     if role is Role.EVALUATOR:
-        global _evaluates
-        _evaluates = True
+        global _evaluates, _start_timeout
+        _evaluates, _start_timeout = True, limit
         return _make("one", None, None)
     if role is Role.PEER:
         assert cluster is not None
@@ -213,6 +213,7 @@ def _die_with(parent: int) -> None:
 
 
 _failed = _evaluates = False
+_start_timeout: float | None = None  # what `join` was told, where that is still of use
 _joined: tf.distribute.Strategy | None = None
 _watch: Lead | Follow | None = None  # who would notice that another task is gone
 
@@ -230,6 +231,11 @@ def first_loss() -> str:
 def evaluates() -> bool:
     """Is this process the job's evaluator?"""
     return _evaluates
+
+
+def start_timeout() -> float:
+    """Seconds that this process waits for the others to begin."""
+    return _start_timeout or preflight.time_limit()
 
 
 def joined() -> tf.distribute.Strategy | None:
