@@ -14,7 +14,8 @@ class Concept:
       row: its anchor in docs/mapping.md.
       here: what takes its place, in a few words.
       symbols: names of TensorFlow 1 without "tf."; one that ends in ".*" stands for all that is inside, too.
-      words: names of methods and keyword arguments that mean this whatever they are asked of.
+      words: names of methods, arguments and variables that mean this whatever they are asked of; "partitioner=" only
+        where a value is given, "server.join" of whatever is called server.
       modules: of tensorflow.python, which programs imported from.
     """
 
@@ -32,10 +33,11 @@ CONCEPTS = [
             "contrib.cluster_resolver.* distribute.cluster_resolver.*", "cluster_spec", "server_lib"),
     Concept("server", "tf2dist.join starts it", "train.Server train.Server.create_local_server train.Server.start "
             "train.ServerDef contrib.learn.RunConfig.*", "", "grpc_server"),
-    Concept("server-join", "tf2dist.join serves, and exits when the job is done", "train.Server.join"),
+    Concept("server-join", "tf2dist.join serves, and exits when the job is done", "train.Server.join", "server.join"),
     Concept("session", "tf2dist.fit; there is no session", "Session InteractiveSession train.Server.target "
-            "train.SessionManager.*", "device_filters", "session session_manager"),
-    Concept("device", "tf.device takes the same strings", "device DeviceSpec.*", "worker_device ps_device"),
+            "train.SessionManager.*", "device_filters server.target", "session session_manager"),
+    Concept("device", "tf.device takes the same strings", "device DeviceSpec.* colocate_with",
+            "worker_device ps_device colocate_with"),
     Concept("device-function", "strategy.scope() or tf.variable_creator_scope", "train.merge_device"),
     Concept("replica-device-setter", "strategy ps places variables in turn", "train.replica_device_setter",
             "ps_tasks", "device_setter"),
@@ -44,7 +46,7 @@ CONCEPTS = [
             "contrib.training.byte_size_load_fn", "ps_strategy"),
     Concept("partitioned-variables", "tf2dist.layers.ShardedEmbedding",
             "fixed_size_partitioner variable_axis_size_partitioner min_max_variable_partitioner "
-            "nn.embedding_lookup nn.embedding_lookup_sparse", "partitioner", "partitioned_variables"),
+            "nn.embedding_lookup nn.embedding_lookup_sparse", "partitioner=", "partitioned_variables"),
     Concept("log-device-placement", "tf.debugging.set_log_device_placement", "", "log_device_placement"),
     Concept("soft-placement", "tf.config.set_soft_device_placement", "ConfigProto.* GPUOptions.* OptimizerOptions.*",
             "allow_soft_placement allow_growth per_process_gpu_memory_fraction gpu_options"),
@@ -53,6 +55,7 @@ CONCEPTS = [
             "train.string_input_producer train.slice_input_producer train.range_input_producer train.input_producer "
             "train.batch train.batch_join train.shuffle_batch train.shuffle_batch_join train.maybe_batch "
             "train.Coordinator.* train.LooperThread train.QueueRunner.* train.add_queue_runner "
+            "train.queue_runner.* "
             "train.start_queue_runners train.match_filenames_once "
             "train.limit_epochs TFRecordReader WholeFileReader TextLineReader FIFOQueue.* "
             "RandomShuffleQueue.* PaddingFIFOQueue.* PriorityQueue.* QueueBase.* contrib.staging.*",
@@ -69,16 +72,19 @@ CONCEPTS = [
             "variable_scope get_variable get_variable_scope AUTO_REUSE variable_op_scope make_template",
             "reuse_variables"),
     Concept("collections-of-losses", "model.losses, model.add_loss", "add_to_collection add_to_collections "
-            "get_collection get_collection_ref GraphKeys.* losses.*"),
+            "get_collection get_collection_ref GraphKeys.* losses.* contrib.losses.* contrib.slim.losses.*",
+            "get_collection add_to_collection"),
     Concept("l2-regularizers", "keras.regularizers.L2, of half the scale",
             "nn.l2_loss contrib.layers.l2_regularizer contrib.layers.l1_regularizer "
-            "contrib.layers.apply_regularization"),
+            "contrib.layers.apply_regularization contrib.slim.l2_regularizer contrib.slim.l1_regularizer"),
     Concept("global-step", "optimizer.iterations, tf2dist.updates",
             "train.get_or_create_global_step train.get_global_step train.create_global_step train.global_step "
             "train.assert_global_step contrib.framework.get_or_create_global_step contrib.framework.get_global_step "
-            "contrib.framework.create_global_step", "", "training_util"),
+            "contrib.framework.create_global_step contrib.slim.get_or_create_global_step contrib.slim.get_global_step "
+            "contrib.slim.create_global_step", "global_step=", "training_util"),
     Concept("optimizers", "keras.optimizers", "train.GradientDescentOptimizer train.MomentumOptimizer "
-            "train.AdamOptimizer train.RMSPropOptimizer train.Optimizer train.AdadeltaOptimizer train.FtrlOptimizer"),
+            "train.AdamOptimizer train.RMSPropOptimizer train.Optimizer train.AdadeltaOptimizer train.FtrlOptimizer "
+            "contrib.slim.learning.create_train_op contrib.training.create_train_op"),
     Concept("adagrad", "keras.optimizers.Adagrad", "train.AdagradOptimizer train.AdagradDAOptimizer"),
     Concept("exponential-decay", "keras.optimizers.schedules", "train.exponential_decay train.piecewise_constant "
             "train.polynomial_decay train.natural_exp_decay train.inverse_time_decay train.cosine_decay"),
@@ -99,7 +105,8 @@ CONCEPTS = [
             "managed_session prepare_or_wait_for_session recovery_wait_secs save_model_secs", "supervisor"),
     Concept("monitored-training-session", "tf2dist.fit with tf2dist.Checkpoint",
             "train.MonitoredTrainingSession train.MonitoredSession.* train.SingularMonitoredSession.* train.Scaffold.* "
-            "train.ChiefSessionCreator train.WorkerSessionCreator train.SessionCreator contrib.slim.learning.train",
+            "train.ChiefSessionCreator train.WorkerSessionCreator train.SessionCreator contrib.slim.learning.train "
+            "contrib.training.train contrib.training.evaluate_once contrib.training.evaluate_repeatedly",
             "is_chief save_checkpoint_secs save_checkpoint_steps chief_only_hooks", "monitored_session"),
     Concept("stop-at-step", "epochs and steps_per_epoch of tf2dist.fit", "train.StopAtStepHook"),
     Concept("nan-tensor", "tf2dist.fit raises ValueError", "train.NanTensorHook train.NanLossDuringTrainingError"),
@@ -108,10 +115,12 @@ CONCEPTS = [
             "train.CheckpointSaverHook train.CheckpointSaverListener"),
     Concept("summary-saver", "trainers.logdir.Summaries", "train.SummarySaverHook"),
     Concept("hooks", "keras.callbacks.Callback", " ".join(f"train.{name}" for name in _HOOKS.split())
-            + " train.ProfilerHook train.SecondOrStepTimer train.SessionRunContext",
+            + " train.ProfilerHook train.SecondOrStepTimer train.SessionRunContext contrib.training.StopAfterNEvalsHook"
+            " contrib.training.SummaryAtEndHook",
             "", "basic_session_run_hooks session_run_hook"),
-    Concept("saver", "tf2dist.Checkpoint", "train.Saver.* train.latest_checkpoint train.get_checkpoint_state "
-            "train.checkpoint_exists train.update_checkpoint_state train.import_meta_graph train.export_meta_graph",
+    Concept("saver", "tf2dist.Checkpoint", "train.Saver.* train.SaverDef.* train.latest_checkpoint "
+            "train.get_checkpoint_state train.checkpoint_exists train.update_checkpoint_state train.import_meta_graph "
+            "train.export_meta_graph",
             "", "saver"),
     Concept("checkpoint-names", "python -m tf2dist.convert_checkpoint", "train.NewCheckpointReader "
             "train.load_checkpoint train.load_variable train.list_variables train.init_from_checkpoint "
@@ -119,7 +128,8 @@ CONCEPTS = [
     Concept("summaries", "tf.summary; --logdir of the trainers", "summary.scalar summary.histogram summary.image "
             "summary.merge summary.merge_all summary.FileWriter summary.FileWriterCache train.SummaryWriter "
             "scalar_summary histogram_summary image_summary merge_summary merge_all_summaries"),
-    Concept("flags", "absl.flags, absl.app", "app.flags app.flags.DEFINE_* app.run flags flags.DEFINE_*"),
+    Concept("flags", "absl.flags, absl.app", "app.flags app.flags.FLAGS app.flags.DEFINE_* app.run flags flags.FLAGS "
+            "flags.DEFINE_*"),
     Concept("estimators", "tf2dist.fit, with an evaluator task", "estimator.* contrib.learn.* contrib.tpu.* tpu.* "
             "contrib.estimator.*", "", "estimator"),
     Concept("contrib-distribute", "tf2dist.join", "contrib.distribute.* distribute.*"),
@@ -147,15 +157,15 @@ def of_name(name: str) -> Concept | None:
 
 
 def of_word(word: str) -> Concept | None:
-    """The row about a method or a keyword argument of this name."""
+    """The row about a method, an argument or a variable of this name."""
     return _WORDS.get(word)
 
 
 def of_string(text: str) -> Concept | None:
-    """The row about what a string means: a device of a job, or the variable that holds the cluster."""
-    if text == "TF_CONFIG":
-        return _BY_ROW["cluster-spec"]
-    return _BY_ROW["device"] if "/job:" in text and not any(c.isspace() for c in text) else None
+    """The row about what a string means: a device of a job, a target, or a variable that holds the cluster."""
+    if any(c.isspace() for c in text):
+        return None
+    return next((_BY_ROW[row] for pattern, row in _STRINGS if pattern.search(text)), None)
 
 
 def symbols() -> dict[str, str]:
@@ -171,6 +181,11 @@ def _of_python(parts: list[str]) -> Concept | None:
     return None
 
 
+_STRINGS = [
+    (re.compile(r"^(TF_CONFIG|CLUSTER_SPEC)$"), "cluster-spec"),
+    (re.compile(r"/job:|^job:\w+/"), "device"),
+    (re.compile(r"^grpc://"), "session"),
+]
 _BY_ROW = {c.row: c for c in CONCEPTS}
 _EXACT = {n.removesuffix(".*"): c for c in CONCEPTS for n in c.symbols.split()}
 _WITH_ALL = {n.removesuffix(".*"): c for c in CONCEPTS for n in c.symbols.split() if n.endswith(".*")}

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tf2dist.migrate import source
 from tf2dist.migrate.concepts import Concept, of_name, of_string, of_word
 from tf2dist.migrate.source import Token
+
+# Where tf may come from and still be TensorFlow: a module of the program's own, or nowhere, as in a cell of a notebook.
+_OWN = re.compile(r"^$|^\.|tf|\.tensorflow")
 
 
 @dataclass(frozen=True, order=True)
@@ -27,6 +31,7 @@ def uses(text: str) -> list[Use]:
 
 
 def _uses(tokens: list[Token], aliases: dict[str, str], objects: set[str]) -> Iterator[Use]:
+    program = any(t.kind == "name" and t.text.partition(".")[0] in ("tf", "tensorflow") for t in tokens)
     imports = {number for start, end in _imports(tokens) for number in range(start, end)}
     for start, end in _imports(tokens):
         for name, _, line in _imported(tokens[start:end]):
@@ -37,17 +42,19 @@ def _uses(tokens: list[Token], aliases: dict[str, str], objects: set[str]) -> It
             continue
         if token.kind == "string" and (concept := of_string(token.text)):
             yield Use(token.line, repr(token.text), concept)
-        if token.kind != "name" or token.text in objects:  # an object that was made elsewhere, just passed on
+        if token.kind != "name":
             continue
-        # A keyword argument, a method or an attribute, of whatever object: only names that mean nothing else.
-        last = token.text.rpartition(".")[2]
-        after = tokens[number + 1].text if number + 1 < len(tokens) else ""
-        attribute = "." in token.text or (number > 0 and tokens[number - 1].text == ".")
-        meant = resolve(token.text, aliases)
-        if (attribute or after in ("=", "(")) and (concept := of_word(last)):
-            yield Use(token.line, last, concept)
-        elif concept := of_name(meant):
-            yield Use(token.line, short(meant), concept)
+        meant, parts = resolve(token.text, aliases), token.text.split(".")
+        given = number + 1 < len(tokens) and tokens[number + 1].text == "="
+        named = [(part, of_word(part)) for part in reversed(parts)]
+        if given:
+            named.append((parts[-1], of_word(f"{parts[-1]}=")))
+        if token.text not in objects:  # not one that was made elsewhere, and is just passed on
+            named.append((short(meant), of_name(meant)))
+        if program:
+            last_two = ".".join(part.lstrip("_") for part in parts[-2:])
+            named.append((last_two, of_word(last_two)))
+        yield from [Use(token.line, symbol, concept) for symbol, concept in named if concept][:1]
 
 
 def resolve(name: str, aliases: dict[str, str]) -> str:
@@ -80,6 +87,8 @@ def _aliases(tokens: list[Token]) -> tuple[dict[str, str], set[str]]:
         for name, alias, _ in _imported(tokens[start:end]):
             if alias != name:
                 aliases.setdefault(alias, name)
+    if _OWN.search(aliases.get("tf", "")):
+        aliases["tf"] = "tensorflow"
     for number in range(len(tokens) - 3):
         target, equals, value, after = tokens[number : number + 4]
         begins = number == 0 or tokens[number - 1].kind == "newline" or tokens[number - 1].text in (":", ";")
