@@ -1,8 +1,9 @@
 import os
+import pathlib
 
 import pytest
 
-from tf2dist.atomic import replacing
+from tf2dist.atomic import replacing, save
 
 
 def fill(parts, text="new"):
@@ -49,3 +50,23 @@ def test_a_part_that_was_not_written(tmp_path):
     with pytest.raises(FileNotFoundError), replacing(str(tmp_path / "a"), str(tmp_path / "b")) as parts:
         fill(parts[:1])
     assert os.listdir(tmp_path) == []
+
+
+def test_a_model_that_cannot_be_saved_leaves_the_old_one(tmp_path):
+    class Full:
+        def save(self, path):
+            pathlib.Path(path).write_text("half")
+            raise OSError(28, "No space left on device")
+
+    class Fine:
+        def save(self, path):
+            pathlib.Path(path).write_text("new")
+
+    path = tmp_path / "model.keras"
+    path.write_text("old")
+    with pytest.raises(OSError, match="No space left"):
+        save(Full(), str(path))
+    assert path.read_text() == "old"
+    save(Fine(), str(path))
+    assert path.read_text() == "new"
+    assert [p.name for p in tmp_path.iterdir()] == ["model.keras"]

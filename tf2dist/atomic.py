@@ -3,7 +3,9 @@
 import contextlib
 import os
 import secrets
+import tempfile
 from collections.abc import Iterator
+from typing import Any
 
 
 @contextlib.contextmanager
@@ -32,6 +34,22 @@ def replacing(*paths: str) -> Iterator[list[str]]:
     for folder in {folder for folder, _ in places}:
         with contextlib.suppress(OSError):  # some file systems cannot flush a directory; the files are in place
             flush(folder)
+
+
+def save(model: Any, path: str) -> None:
+    """Saves a Keras model, or its weights if the name ends in .weights.h5; until then what is there stays.
+
+    Keras looks at the name that it is given, so the part has the same one, in a directory of its own beside.
+
+    Raises:
+        OSError: the disk is full, say.
+    """
+    folder, name = os.path.split(os.path.abspath(path))
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".saving.") as unfinished:
+        part = os.path.join(unfinished, name)
+        model.save_weights(part) if name.endswith(".weights.h5") else model.save(part)
+        flush(part)
+        os.replace(part, path)
 
 
 def flush(path: str) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
-
 import keras
 import tensorflow as tf
 
 import tf2dist
+from tf2dist import atomic
 
 
 def callbacks(run, **cadence) -> list[keras.callbacks.Callback]:
@@ -32,19 +30,7 @@ def save_model(run, model: keras.Model) -> None:
       OSError: the disk is full, say.
     """
     if run.shared.logdir and run.leads:
-        save(model, f"{run.shared.logdir}/model.keras")
-
-
-def save(model: keras.Model, path: str) -> None:
-    """Saves the model whole or not at all: a file that is there already stays until the new one is complete.
-
-    Raises:
-      OSError: the disk is full, say.
-    """
-    folder, name = os.path.split(os.path.abspath(path))
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".saving.") as unfinished:
-        model.save(os.path.join(unfinished, name))
-        os.replace(os.path.join(unfinished, name), path)
+        atomic.save(model, f"{run.shared.logdir}/model.keras")
 
 
 class Summaries(keras.callbacks.Callback):
