@@ -1,6 +1,7 @@
 """Models that TensorFlow 1 trained, converted: the same predictions here, and training that goes on."""
 
 import json
+import zipfile
 
 import keras
 import numpy as np
@@ -131,6 +132,179 @@ def test_momentum_goes_on(tf, tmp_path):
     regression.assert_close(regression.weights(model), theirs)
 
 
+ROWS, COLUMNS = 11, 4
+IDS = np.array([[0, 5], [10, 3]], np.int32)
+KEPT = {
+    "Adam": (lambda tf: tf.train.AdamOptimizer(0.1), {"Adam": "_momentums", "Adam_1": "_velocities"}),
+    "Adagrad": (lambda tf: tf.train.AdagradOptimizer(0.1), {"Adagrad": "_accumulators"}),
+    "Momentum": (lambda tf: tf.train.MomentumOptimizer(0.1, 0.9), {"Momentum": "momentums"}),
+}
+
+
+def table_in_tf1(directory):
+    """For each optimizer, a table in three partitions that is trained and saved; what it predicts then."""
+    tf = tf1.begin()
+    predicted = {}
+    for name, (optimizer, _) in KEPT.items():
+        with tf.Graph().as_default(), tf.Session() as session:
+            tf.set_random_seed(3)
+            step = tf.train.get_or_create_global_step()
+            table = tf.get_variable("emb/table", [ROWS, COLUMNS], partitioner=tf.fixed_size_partitioner(3))
+            rows = tf.reduce_sum(tf.nn.embedding_lookup(table, IDS, partition_strategy="div"), 1)
+            y = tf.matmul(rows, tf.get_variable("out/kernel", [COLUMNS, 1])) + tf.get_variable("out/bias", [1])
+            train = optimizer(tf).minimize(tf.reduce_mean(tf.square(y - 1.0)), global_step=step)
+            averages = tf.train.ExponentialMovingAverage(0.9)
+            with tf.control_dependencies([train]):
+                train = averages.apply(tf.trainable_variables())
+            session.run(tf.global_variables_initializer())
+            for _ in range(3):
+                session.run(train)
+            tf.train.Saver().save(session, f"{directory}/{name}/model.ckpt", global_step=step)
+            predicted[name] = session.run(y)
+    return predicted
+
+
+def table_model(optimizer="Adam", decay=None):
+    """A model with its table in two shards, as `--model` of the command."""
+    import tf2dist.layers
+
+    rate = keras.optimizers.schedules.ExponentialDecay(0.1, 1, decay) if decay else 0.1
+    made = {
+        "Adam": lambda: keras.optimizers.Adam(rate),
+        "Adagrad": lambda: keras.optimizers.Adagrad(rate),
+        "Momentum": lambda: keras.optimizers.SGD(rate, momentum=0.9),
+    }
+    ids = keras.Input((2,), dtype="int32")
+    rows = keras.ops.sum(tf2dist.layers.ShardedEmbedding(ROWS, COLUMNS, shards=2, name="emb")(ids), 1)
+    model = keras.Model(ids, keras.layers.Dense(1, name="out")(rows))
+    model.compile(made[optimizer](), "mse")
+    return model
+
+
+TABLE_MODEL = "tests.parity.test_convert:table_model"
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("tables")
+    return directory, alone(table_in_tf1, str(directory))
+
+
+def converted(tmp_path, source, model, *options):
+    out = tmp_path / "out.keras"
+    assert main([str(source), str(out), f"--model={model}", *options]) == 0
+    return keras.saving.load_model(out)
+
+
+@pytest.mark.parametrize("optimizer", KEPT)
+def test_a_partitioned_table_in_shards(tf, tables, tmp_path, optimizer):
+    """The partitions of TensorFlow 1 were blocks of rows; every second row of table and slots is in a shard here."""
+    directory, predicted = tables
+    model = converted(tmp_path, directory / optimizer, f"{TABLE_MODEL}({optimizer!r})")
+    reader = tf.train.load_checkpoint(str(directory / optimizer))
+    np.testing.assert_allclose(model(IDS), predicted[optimizer], rtol=1e-5)
+    for slot, attribute in KEPT[optimizer][1].items():
+        theirs = reader.get_tensor(f"emb/table/{slot}") * (-0.1 if slot == "Momentum" else 1)
+        assert np.ptp(theirs) > 0
+        for shard, kept in enumerate(getattr(model.optimizer, attribute)[:2]):
+            np.testing.assert_allclose(kept, theirs[shard::2], rtol=1e-6)
+    averaged = converted(tmp_path, directory / optimizer, f"{TABLE_MODEL}({optimizer!r})", "--averages")
+    shadow = reader.get_tensor("emb/table/ExponentialMovingAverage")
+    np.testing.assert_array_equal(averaged.get_layer("emb").get_table(), shadow)
+
+
+def test_momentum_under_a_schedule(tf, tables, tmp_path):
+    """Sums of gradients become steps by the rate of the step that comes next, not of the first."""
+    directory, _ = tables
+    model = converted(tmp_path, directory / "Momentum", f"{TABLE_MODEL}('Momentum', 0.5)")
+    theirs = tf.train.load_checkpoint(str(directory / "Momentum")).get_tensor("out/bias/Momentum")
+    np.testing.assert_allclose(model.optimizer.momentums[-1], -0.1 * 0.5**3 * theirs, rtol=1e-6)
+
+
+def test_a_map_names_a_table_not_its_shards(tf, tables, tmp_path, capsys):
+    directory, _ = tables
+    (tmp_path / "map.json").write_text('{"emb/embeddings_0": "emb/table"}')
+    said = refused(directory / "Adam", tmp_path, capsys, f"--map={tmp_path / 'map.json'}", model=TABLE_MODEL)
+    assert said == "the name map's emb/embeddings_0 is no variable of the model; the nearest name is emb/embeddings\n"
+
+
+def written(tf, prefix, **values):
+    """A checkpoint with these values, as TensorFlow 1 wrote it; a name's slashes are double underscores here."""
+    prefix.parent.mkdir(exist_ok=True)
+    names = [name.replace("__", "/") for name in values]
+    tf.raw_ops.SaveV2(
+        prefix=str(prefix), tensor_names=names, shape_and_slices=[""] * len(names), tensors=list(values.values())
+    )
+    return prefix.parent
+
+
+def small_model():
+    return keras.Sequential([keras.Input((3,)), keras.layers.Dense(3, name="x"), keras.layers.Dense(3, name="y")])
+
+
+def one_layer():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, name="dense")])
+    model.compile(keras.optimizers.Adam(), "mse")
+    return model
+
+
+ONE_LAYER, SMALL_MODEL = "tests.parity.test_convert:one_layer", "tests.parity.test_convert:small_model"
+
+
+def test_other_types(tf, tmp_path, capsys):
+    """float64 and integers become the float32 of the model, and the report says so."""
+    kernel = np.full((3, 2), 1 / 3)
+    source = written(tf, tmp_path / "a" / "m", dense__kernel=kernel, dense__bias=np.array([1, -2], np.int32))
+    model = converted(tmp_path, source, ONE_LAYER)
+    np.testing.assert_array_equal(model.get_weights()[0], kernel.astype(np.float32))
+    np.testing.assert_array_equal(model.get_weights()[1], [1.0, -2.0])
+    said = capsys.readouterr().out
+    assert "dense/kernel  [3, 2]  <- dense/kernel  by name, from float64" in said
+    assert "dense/bias  [2]  <- dense/bias  by name, from int32" in said
+    assert "optimizer.iterations begins at 0: there is no global_step" in said
+
+
+def test_text_is_no_weight(tf, tmp_path, capsys):
+    source = written(tf, tmp_path / "a" / "m", dense__kernel=np.zeros((3, 2)), dense__bias=np.array(["a", "b"]))
+    said = refused(source, tmp_path, capsys, model=ONE_LAYER)
+    assert said == "dense/bias is float32 in the model, and dense/bias in the checkpoint holds text\n"
+
+
+def test_two_that_could_be_meant(tf, tmp_path, capsys):
+    values = {f"{layer}__{name}": np.zeros([3] * rank) for layer in "ab" for name, rank in (("kernel", 2), ("bias", 1))}
+    source = written(tf, tmp_path / "a" / "m", **values)
+    said = refused(source, tmp_path, capsys, model=SMALL_MODEL).splitlines()
+    assert said[0].startswith(
+        "x/kernel, y/kernel: a/kernel, b/kernel in the checkpoint have the shape [3, 3]; say in a"
+    )
+    assert len(said) == 2
+    (tmp_path / "map.json").write_text('{"x/kernel": "b/kernel", "x/bias": "b/bias"}')
+    converted(tmp_path, source, SMALL_MODEL, f"--map={tmp_path / 'map.json'}")
+    assert "y/kernel  [3, 3]  <- a/kernel  by shape" in capsys.readouterr().out
+
+
+def test_which_checkpoint_is_meant(tf, tmp_path, capsys):
+    """Of several the one that the state file names, here or where it says; else the newest."""
+    values = {"dense__kernel": np.zeros((3, 2)), "dense__bias": np.zeros(2)}
+    for step in (9, 10):
+        source = written(tf, tmp_path / "a" / f"m-{step}", **values)
+    elsewhere = tmp_path / "b"
+    elsewhere.mkdir()
+
+    def meant(directory, named):
+        (directory / "checkpoint").write_text(f'model_checkpoint_path: "{named}"\n')
+        status = main([str(directory), str(tmp_path / "x.keras"), f"--model={ONE_LAYER}", "--dry_run"])
+        said = capsys.readouterr()
+        return said.out.split(" -> ")[0] if not status else said.err
+
+    assert meant(source, "m-9") == f"{source}/m-9"
+    assert meant(source, "/home/someone/m-9") == f"{source}/m-9"
+    assert meant(source, "/home/someone/m-11") == f"{source}/m-10"
+    assert meant(elsewhere, f"{source}/m-9") == f"{source}/m-9"
+    assert meant(elsewhere, "../a/m-9") == f"{elsewhere}/../a/m-9"
+    assert "its file `checkpoint` names /home/someone/m-9, which is not there" in meant(elsewhere, "/home/someone/m-9")
+
+
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     """A checkpoint of preset mlp: the directory."""
@@ -148,6 +322,26 @@ def refused(saved, tmp_path, capsys, *options, model=MODELS["mlp"], status=2):
     said = capsys.readouterr()
     assert said.out == ""
     return said.err.removeprefix("tf2dist.convert_checkpoint: ")
+
+
+def test_a_part_that_is_missing_or_garbage(tf, saved, tmp_path, capsys):
+    for name, change, which in (
+        ("data-00000-of-00001", None, "model.ckpt-1.data-00000-of-00001; No such file"),
+        ("index", lambda whole: np.random.default_rng(1).bytes(900), "bad magic number"),
+        ("data-00000-of-00001", lambda whole: whole[:500] + bytes([whole[500] ^ 1]) + whole[501:], "Checksum does"),
+    ):
+        copy = tmp_path / f"{name}-{which[:8]}"
+        copy.mkdir()
+        for file in saved.iterdir():
+            (copy / file.name).write_bytes(file.read_bytes())
+        (part,) = copy.glob(f"*.{name}")
+        if change is None:
+            part.unlink()
+        else:
+            part.write_bytes(change(part.read_bytes()))
+        said = refused(copy, tmp_path, capsys, status=1)
+        assert f"the checkpoint {copy}/model.ckpt-1 is truncated or damaged" in said
+        assert which in said
 
 
 def test_truncated(tf, saved, tmp_path, capsys):
@@ -223,12 +417,27 @@ def test_a_map_that_is_none(saved, tmp_path, capsys, text, said):
         ("trainers.networks:sigmoid(", "names no model"),
         ("trainers.netwoks:sigmoid", "module trainers.netwoks cannot be imported"),
         ("trainers.networks:sigmod", "trainers.networks has no sigmod; the nearest name is sigmoid"),
-        ("trainers.networks:sigmoid()", "cannot be called so: sigmoid() missing 1 required positional argument"),
+        ("trainers.networks:sigmoid()", "cannot be made: TypeError: sigmoid() missing 1 required positional argument"),
         ("trainers.networks:CLASSES", "is int, no Keras model"),
+        ("tests.parity.test_convert:table_model('Nadam')", "cannot be made: KeyError: 'Nadam'"),
+        ("tests.parity.test_convert:alone(int)", "names no model"),
     ],
 )
 def test_a_model_that_is_none(tf, saved, tmp_path, capsys, model, said):
     assert said in refused(saved, tmp_path, capsys, model=model)
+
+
+def test_a_model_that_is_broken(tf, saved, tmp_path, capsys, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "half.py").write_text("x = 1 +\n")
+    (tmp_path / "empty.keras").write_bytes(b"")
+    with zipfile.ZipFile(tmp_path / "other.keras", "w") as file:
+        file.writestr("x", "y")
+    assert "module half cannot be imported: SyntaxError: " in refused(saved, tmp_path, capsys, model="half:model")
+    for name in ("empty.keras", "other.keras"):
+        said = refused(saved, tmp_path, capsys, model=tmp_path / name)
+        assert said.startswith(f"--model={tmp_path / name} cannot be loaded: ")
+        assert said.count("\n") == 1
 
 
 def test_places_that_are_none(tmp_path, capsys):
@@ -242,7 +451,13 @@ def test_places_that_are_none(tmp_path, capsys):
 
 
 def test_an_out_that_is_none(saved, tmp_path, capsys):
-    for out, said in ((tmp_path / "a.h5", ".keras or .weights.h5"), (tmp_path / "b" / "a.keras", "is no directory")):
+    places = {
+        tmp_path / "a.h5": ".keras or .weights.h5",
+        tmp_path / "b" / "a.keras": "is no directory",
+        saved / "directory.keras": "is a directory",
+    }
+    (saved / "directory.keras").mkdir()
+    for out, said in places.items():
         assert main([str(saved), str(out), f"--model={MODELS['mlp']}"]) == 2
         assert said in capsys.readouterr().err
     assert not any(tmp_path.iterdir())

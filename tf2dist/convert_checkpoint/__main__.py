@@ -38,16 +38,16 @@ def main(arguments: Sequence[str]) -> int:
     except ConvertError as error:
         return _say(error, 2)
 
-    from tf2dist import quiet
+    from tf2dist import atomic, quiet
 
     quiet.import_tensorflow()
-    from tf2dist.convert_checkpoint.fill import Damaged, fill, save
+    from tf2dist.convert_checkpoint.fill import Damaged, fill
 
     try:
         model = find.model(options.model)
         lines = fill(model, prefix, given, averages=options.averages)
         if not options.dry_run:
-            save(model, options.out)
+            atomic.save(model, options.out)
     except ConvertError as error:
         return _say(error, 1 if isinstance(error, Damaged) else 2)
     except OSError as error:
@@ -62,6 +62,8 @@ def _check_out(path: str) -> None:
     if not path.endswith((".keras", ".weights.h5")):
         raise ConvertError(f"OUT is {path}; a name that ends in .keras or .weights.h5 says what to write")
     folder = os.path.dirname(os.path.abspath(path))
+    if os.path.isdir(path):
+        raise ConvertError(f"OUT is {path}, which is a directory; name a file")
     if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
         raise ConvertError(f"OUT is {path}, and {folder} is no directory that can be written; name one that is")
 

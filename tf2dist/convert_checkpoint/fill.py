@@ -1,9 +1,7 @@
-"""Reads a checkpoint of TensorFlow 1 into a built Keras 3 model and its optimizer, and writes the model."""
+"""Reads a checkpoint of TensorFlow 1 into a built Keras 3 model and its optimizer."""
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +26,10 @@ class Place:
     shape: names.Shape
     variables: list[Any]
 
+    @property
+    def dtype(self) -> str:
+        return keras.backend.standardize_dtype(self.variables[0].dtype)
+
     def put(self, array: np.ndarray, into=None) -> None:
         """Sets the variables, or others in their place, which are cut in the same way."""
         into = into or self.variables
@@ -47,6 +49,7 @@ class Checkpoint:
         self._reader: Any = self._read(lambda: tf.train.load_checkpoint(prefix))
         shapes = self._reader.get_variable_to_shape_map()
         self.shapes = {name: tuple(shape) for name, shape in sorted(shapes.items())}
+        self.dtypes = {n: dtype.name for n, dtype in self._reader.get_variable_to_dtype_map().items()}
 
     def get(self, name: str) -> np.ndarray:
         """The value of a variable."""
@@ -80,15 +83,22 @@ def fill(model: keras.Model, prefix: str, given: Mapping[str, str], *, averages:
     candidates = {n: s for n, s in found.items() if n not in _COUNTS}
     matches = names.match({path: place.shape for path, place in places.items()}, candidates, given)
 
+    if wrong := [(path, pair.name) for path, pair in matches.items() if checkpoint.dtypes[pair.name] == "string"]:
+        raise ConvertError(
+            "\n".join(f"{p} is {places[p].dtype} in the model, and {n} in the checkpoint holds text" for p, n in wrong)
+        )
+
     lines, todo, used = [], [], set()
     for path, pair in matches.items():
+        place = places[path]
         name = f"{pair.name}/{_AVERAGE}" if averages and f"{pair.name}/{_AVERAGE}" in checkpoint.shapes else pair.name
         used |= {pair.name, name}
-        todo.append((places[path], None, checkpoint.get(name), 1.0))
-        lines.append(f"{path}  {list(places[path].shape)}  <- {name}  by {pair.why}")
+        todo.append((place, None, checkpoint.get(name), ""))
+        other = f", from {checkpoint.dtypes[name]}" * (checkpoint.dtypes[name] != place.dtype)
+        lines.append(f"{path}  {list(place.shape)}  <- {name}  by {pair.why}{other}")
     if averages and not any(name.endswith(f"/{_AVERAGE}") for name in used):
         raise ConvertError(f"the checkpoint {prefix} has no moving averages: no variable there ends in /{_AVERAGE}")
-    for slot, factor, kept in _kept(model):
+    for slot, kept in _kept(model):
         for path, pair in matches.items():
             name = f"{pair.name}/{slot}"
             if not all(id(v) in kept for v in places[path].variables):
@@ -98,31 +108,23 @@ def fill(model: keras.Model, prefix: str, given: Mapping[str, str], *, averages:
                 continue
             used.add(name)
             into = [kept[id(v)] for v in places[path].variables]
-            todo.append((places[path], into, checkpoint.get(name), factor))
+            todo.append((places[path], into, checkpoint.get(name), slot))
             lines.append(f"{path}  the optimizer's  <- {name}")
-    if "global_step" in checkpoint.shapes and getattr(model, "optimizer", None) is not None:
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None and "global_step" in checkpoint.shapes:
         used.add("global_step")
         step = checkpoint.get("global_step")
-        todo.append((Place("iterations", (), [model.optimizer.iterations]), None, step, 1))
+        todo.insert(0, (Place("iterations", (), [optimizer.iterations]), None, step, ""))
         lines.append(f"optimizer.iterations  <- global_step, {step}")
-    for place, into, array, factor in todo:  # only now, when all of it has been read
-        place.put(array * factor if factor != 1 else array, into)
+    elif optimizer is not None:
+        lines.append("optimizer.iterations begins at 0: there is no global_step")
+    for place, into, array, slot in todo:  # only now, when all of it has been read
+        if slot == "Momentum":  # TensorFlow 1 kept the sum of gradients, Keras what it adds to the weights
+            array = array * -float(model.optimizer.learning_rate.numpy())  # of the step that comes next
+        place.put(array, into)
     if left := [name for name in checkpoint.shapes if name not in used]:
         lines.append(f"not used: {', '.join(left)}")
     return lines
-
-
-def save(model: keras.Model, path: str) -> None:
-    """Writes the model, or its weights if the name ends in .weights.h5, whole or not at all.
-
-    Raises:
-      OSError: the disk is full, say.
-    """
-    folder, name = os.path.split(os.path.abspath(path))
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".saving.") as unfinished:
-        part = os.path.join(unfinished, name)
-        model.save_weights(part) if name.endswith(".weights.h5") else model.save(part)
-        os.replace(part, path)
 
 
 _AVERAGE = "ExponentialMovingAverage"
@@ -147,8 +149,8 @@ def _places(model: keras.Model) -> Iterator[Place]:
             yield place
 
 
-def _kept(model: keras.Model) -> Iterator[tuple[str, float, dict[int, Any]]]:
-    """What the optimizer keeps: for each kind TensorFlow 1's name, a factor, and ours by the id of the variable."""
+def _kept(model: keras.Model) -> Iterator[tuple[str, dict[int, Any]]]:
+    """What the optimizer keeps: for each kind TensorFlow 1's name, and ours by the id of the variable."""
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None:
         return
@@ -163,6 +165,4 @@ def _kept(model: keras.Model) -> Iterator[tuple[str, float, dict[int, Any]]]:
     for attribute, slot in [*pairs, ("_model_variables_moving_average", _AVERAGE)]:
         kept = getattr(optimizer, attribute, None)
         if kept:
-            # Keras keeps what it adds to the weights, TensorFlow 1 kept the sum of gradients.
-            factor = -float(optimizer.learning_rate.numpy()) if slot == "Momentum" else 1.0
-            yield slot, factor, {id(v): k for v, k in zip(model.trainable_variables, kept, strict=False)}
+            yield slot, {id(v): k for v, k in zip(model.trainable_variables, kept, strict=False)}

@@ -20,31 +20,39 @@ def checkpoint(path: str) -> str:
     """The prefix of the checkpoint that `path` means, as "DIR/model.ckpt-1000".
 
     Args:
-      path: a directory, of which its newest checkpoint is taken, or a prefix, or one of a checkpoint's files.
+      path: a directory, of which the checkpoint is taken that its file `checkpoint` names, else the newest; or a
+        prefix, or one of a checkpoint's files.
 
     Raises:
       ConvertError: there is none.
     """
     if os.path.isdir(path):
-        return _newest(path)
+        return _of_directory(path)
+    if os.path.basename(path) == "checkpoint" and os.path.isfile(path):
+        return _of_directory(os.path.dirname(path) or ".")
     prefix = _PART.sub("", path)
-    if os.path.exists(f"{prefix}.index") or os.path.exists(prefix):  # the older form is one file
+    if _exists(prefix):
         return prefix
     raise ConvertError(f"there is no checkpoint {path}: neither a directory nor {prefix}.index")
 
 
-def _newest(directory: str) -> str:
-    state = os.path.join(directory, "checkpoint")
+def _exists(prefix: str) -> bool:
+    return os.path.exists(f"{prefix}.index") or os.path.isfile(prefix)  # the older form is one file
+
+
+def _of_directory(directory: str) -> str:
+    state, named = os.path.join(directory, "checkpoint"), None
     if os.path.isfile(state):
         with open(state, errors="replace") as file:
             named = _STATE.search(file.read())
-        if named:  # often an absolute path, of the machine that wrote it
-            prefix = os.path.join(directory, os.path.basename(named[1]))
-            if os.path.exists(f"{prefix}.index") or os.path.exists(prefix):
+    if named:  # often an absolute path, of the machine that wrote it
+        for prefix in (os.path.join(directory, os.path.basename(named[1])), os.path.join(directory, named[1])):
+            if _exists(prefix):
                 return prefix
     found = [name.removesuffix(".index") for name in os.listdir(directory) if name.endswith(".index")]
     if not found:
-        raise ConvertError(f"{directory} holds no checkpoint of TensorFlow 1: no file there is called *.index")
+        other = f", and its file `checkpoint` names {named[1]}, which is not there" if named else ""
+        raise ConvertError(f"{directory} holds no checkpoint of TensorFlow 1: no file there is called *.index{other}")
     return os.path.join(directory, max(found, key=lambda name: [int(n) for n in re.findall(r"\d+", name)]))
 
 
@@ -86,13 +94,13 @@ def model(text: str) -> Any:
 
         try:
             return keras.saving.load_model(text)
-        except (OSError, ValueError, TypeError) as error:
-            raise ConvertError(f"--model={text} cannot be loaded: {str(error).splitlines()[0]}") from None
+        except Exception as error:  # of the file, or of the code that it names
+            raise ConvertError(f"--model={text} cannot be loaded: {_said(error)}") from None
     module, name, arguments, keywords = parsed(text)
     try:
         found: Any = importlib.import_module(module)
-    except ImportError as error:
-        raise ConvertError(f"--model={text}: module {module} cannot be imported: {error}") from None
+    except Exception as error:  # the module's own, too
+        raise ConvertError(f"--model={text}: module {module} cannot be imported: {_said(error)}") from None
     for part in name.split("."):
         if not hasattr(found, part):
             near = difflib.get_close_matches(part, dir(found), 1)
@@ -105,11 +113,15 @@ def model(text: str) -> Any:
     if arguments is not None:
         try:
             found = found(*arguments, **keywords)
-        except TypeError as error:
-            raise ConvertError(f"--model={text} cannot be called so: {error}") from None
+        except Exception as error:
+            raise ConvertError(f"--model={text} cannot be made: {_said(error)}") from None
     if not callable(getattr(found, "save_weights", None)):
         raise ConvertError(f"--model={text} is {type(found).__name__}, no Keras model")
     return found
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def parsed(text: str) -> tuple[str, str, list | None, dict]:
