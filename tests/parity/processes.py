@@ -11,9 +11,10 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import signal
+import threading
 import traceback
 
-from launch import linux, ports
+from launch import ports
 from tf2dist import Cluster, Task
 
 DEADLINE = 250.0  # seconds for all of a program's tasks
@@ -80,7 +81,7 @@ def _started(calls):
 
 
 def _run(connection, function, args, environment, stay):
-    linux.die_with_parent(os.getppid(), signal.SIGKILL)  # which ends with the tests, however those end
+    threading.Thread(target=_end_with_the_tests, daemon=True).start()
     os.environ.update(environment)
     try:
         connection.send((function(*args), None))
@@ -90,6 +91,17 @@ def _run(connection, function, args, environment, stay):
     if stay:
         signal.pause()
     os._exit(0)  # TensorFlow's servers cannot be stopped, and their threads must not outlive Python's end
+
+
+def _end_with_the_tests():
+    """Ends this process when the tests have ended, however they did.
+
+    Its parent is the forkserver, which stays as long as one of its children does: so its end would never come.
+    """
+    tests = multiprocessing.parent_process()
+    assert tests is not None
+    tests.join()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _results(running, names):
