@@ -89,9 +89,12 @@ def test_exponential_decay(tf):
     np.testing.assert_allclose(decayed_here(steps), alone(decayed_in_tf1, steps), rtol=1e-6)
 
 
+AVERAGE = 0.6  # from the thirteenth step on; until then (1 + step) / (10 + step), which is less
+
+
 def averaged_and_counted(tf, descend, step):
     """Moving averages after a descent, then the count; `tf.group`, as in the tutorials, leaves the order open."""
-    averages = tf.train.ExponentialMovingAverage(0.99, num_updates=step)
+    averages = tf.train.ExponentialMovingAverage(AVERAGE, num_updates=step)
     with tf.control_dependencies([descend]):
         averaged = averages.apply(tf.trainable_variables())
     with tf.control_dependencies([averaged]):
@@ -114,7 +117,7 @@ def averaged_in_tf1():
 def averaged_here():
     from tf2dist.averaging import AveragingSGD
 
-    return regression.weights(regression.fit(lambda: AveragingSGD(0.1, ema_momentum=0.99), STEPS))
+    return regression.weights(regression.fit(lambda: AveragingSGD(0.1, ema_momentum=AVERAGE), STEPS))
 
 
 def test_moving_averages(tf):
@@ -165,7 +168,7 @@ def towers_here(strategy):
     strategy = tf2dist.make_strategy(strategy, replicas=2)
     with strategy.scope():
         schedule = keras.optimizers.schedules.ExponentialDecay(RATE, DECAY, 0.9)
-        optimizer = AveragingSGD(schedule, ema_momentum=0.99)
+        optimizer = AveragingSGD(schedule, ema_momentum=AVERAGE)
         model = regression.model(optimizer, kernel_regularizer=keras.regularizers.L2(SCALE / 2))
     tf2dist.fit(model, regression.data(), batch_size=regression.BATCH, shuffle=False, steps_per_epoch=STEPS)
     return regression.weights(model)
