@@ -24,12 +24,14 @@ def by_function_in_tf1():
     with tf.device(choose):
         variables = [tf.get_variable(name, initializer=1.0) for name in ("a", "b")]
         total = variables[0] + variables[1]
+    with tf.colocate_with(variables[0].op):
+        beside = variables[0] * 3.0
     options, metadata = tf.RunOptions(output_partition_graphs=True), tf.RunMetadata()
     with tf.Session(config=tf.ConfigProto(device_count={"CPU": 3})) as session:
         session.run(tf.global_variables_initializer())
-        value = session.run(total, options=options, run_metadata=metadata)
+        value, _ = session.run([total, beside], options=options, run_metadata=metadata)
     placed = {node.name: node.device for graph in metadata.partition_graphs for node in graph.node}
-    return float(value), [placed[v.op.name] for v in variables], placed[total.op.name]
+    return float(value), [placed[v.op.name] for v in variables], placed[total.op.name], placed[beside.op.name]
 
 
 def by_creator_here():
@@ -47,12 +49,19 @@ def by_creator_here():
         variables = [tf.Variable(1.0, name=name) for name in ("a", "b")]
     with tf.device("/cpu:2"):
         total = variables[0] + variables[1]
-    return float(total), [v.device for v in variables], total.device
+    with tf.device(variables[0].device):
+        beside = variables[0] * 3.0
+    return float(total), [v.device for v in variables], total.device, beside.device
 
 
 def test_device_function():
-    """Variables by a creator scope, operations by `tf.device`, end where a function of the operation put them."""
-    assert alone(by_creator_here) == alone(by_function_in_tf1)
+    """Variables by a creator scope, operations by `tf.device`, end where a function of the operation put them.
+
+    And an operation that was colocated with a variable is where its device is.
+    """
+    ours = alone(by_creator_here)
+    assert ours == alone(by_function_in_tf1)
+    assert [device[-1] for device in (*ours[1], *ours[2:])] == ["1", "1", "2", "1"]
 
 
 def placed_by_tf1(ps):
