@@ -254,7 +254,13 @@ ONE_LAYER, SMALL_MODEL = "tests.parity.test_convert:one_layer", "tests.parity.te
 def test_other_types(tf, tmp_path, capsys):
     """float64 and integers become the float32 of the model, and the report says so."""
     kernel = np.full((3, 2), 1 / 3)
-    source = written(tf, tmp_path / "a" / "m", dense__kernel=kernel, dense__bias=np.array([1, -2], np.int32))
+    source = written(
+        tf,
+        tmp_path / "a" / "m",
+        dense__kernel=kernel,
+        dense__bias=np.array([1, -2], np.int32),
+        dense__bias__Adam=np.zeros(3),
+    )
     model = converted(tmp_path, source, ONE_LAYER)
     np.testing.assert_array_equal(model.get_weights()[0], kernel.astype(np.float32))
     np.testing.assert_array_equal(model.get_weights()[1], [1.0, -2.0])
@@ -262,6 +268,7 @@ def test_other_types(tf, tmp_path, capsys):
     assert "dense/kernel  [3, 2]  <- dense/kernel  by name, from float64" in said
     assert "dense/bias  [2]  <- dense/bias  by name, from int32" in said
     assert "optimizer.iterations begins at 0: there is no global_step" in said
+    assert "dense/bias  the optimizer's begins anew: there is no dense/bias/Adam of its shape" in said
 
 
 def test_text_is_no_weight(tf, tmp_path, capsys):

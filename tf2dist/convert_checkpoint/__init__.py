@@ -1,6 +1,7 @@
 """A checkpoint of TensorFlow 1 becomes a Keras 3 model that goes on here: python -m tf2dist.convert_checkpoint.
 
-`find` is which file, `names` is which variable is which, `fill` puts the values in place. Imports no TensorFlow.
+`find` is which file, `read` is what it holds, `names` is which variable is which, `fill` puts the values in place.
+Imports no TensorFlow.
 """
 
 

@@ -41,7 +41,8 @@ def main(arguments: Sequence[str]) -> int:
     from tf2dist import atomic, quiet
 
     quiet.import_tensorflow()
-    from tf2dist.convert_checkpoint.fill import Damaged, fill
+    from tf2dist.convert_checkpoint.fill import fill
+    from tf2dist.convert_checkpoint.read import Damaged
 
     try:
         model = find.model(options.model)

@@ -1,21 +1,17 @@
-"""Reads a checkpoint of TensorFlow 1 into a built Keras 3 model and its optimizer."""
+"""Fills a built Keras 3 model and its optimizer from a checkpoint of TensorFlow 1."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from tf2dist.convert_checkpoint import ConvertError, names
+from tf2dist.convert_checkpoint.read import Checkpoint
 from tf2dist.sharding import ShardedEmbedding
-
-
-class Damaged(ConvertError):
-    """A checkpoint that cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -35,32 +31,6 @@ class Place:
         into = into or self.variables
         for number, variable in enumerate(into):
             variable.assign(array[number :: len(into)] if len(into) > 1 else array)
-
-
-class Checkpoint:
-    """A checkpoint's variables; every error names the checkpoint.
-
-    Raises:
-      Damaged: it cannot be read.
-    """
-
-    def __init__(self, prefix: str):
-        self.prefix = prefix
-        self._reader: Any = self._read(lambda: tf.train.load_checkpoint(prefix))
-        shapes = self._reader.get_variable_to_shape_map()
-        self.shapes = {name: tuple(shape) for name, shape in sorted(shapes.items())}
-        self.dtypes = {n: dtype.name for n, dtype in self._reader.get_variable_to_dtype_map().items()}
-
-    def get(self, name: str) -> np.ndarray:
-        """The value of a variable."""
-        return self._read(lambda: np.asarray(self._reader.get_tensor(name)), f" at {name}")
-
-    def _read(self, read: Callable, where: str = "") -> Any:
-        try:
-            return read()
-        except (tf.errors.OpError, ValueError, RuntimeError, LookupError) as error:
-            said = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise Damaged(f"the checkpoint {self.prefix} is truncated or damaged{where}: {said}") from None
 
 
 def fill(model: keras.Model, prefix: str, given: Mapping[str, str], *, averages: bool = False) -> list[str]:
@@ -103,8 +73,8 @@ def fill(model: keras.Model, prefix: str, given: Mapping[str, str], *, averages:
             name = f"{pair.name}/{slot}"
             if not all(id(v) in kept for v in places[path].variables):
                 continue
-            if name not in checkpoint.shapes:
-                lines.append(f"{path}  the optimizer's begins anew: there is no {name}")
+            if checkpoint.shapes.get(name) != places[path].shape:
+                lines.append(f"{path}  the optimizer's begins anew: there is no {name} of its shape")
                 continue
             used.add(name)
             into = [kept[id(v)] for v in places[path].variables]
