@@ -146,6 +146,19 @@ def test_objects_that_come_from_elsewhere():
     assert rows("self.server.join(); server.target") == []  # no program of TensorFlow
 
 
+def test_wrappers_of_contrib():
+    """Packages had a module of that name, with functions that import a part of tf.contrib when it is asked for."""
+    text = "from a.utils import contrib\ncontrib.tpu().TPUEstimator(x)\ncontrib.layers().l2_regularizer(1)\n"
+    text += "contrib.distribute().MirroredStrategy()\ncontrib.framework(\n).load_checkpoint(x)\ncontrib.other().x()\n"
+    text += "from django.contrib import auth\nauth.layers().x\n"
+    assert rows(text) == [
+        (2, "estimators"),
+        (3, "l2-regularizers"),
+        (4, "contrib-distribute"),
+        (6, "checkpoint-names"),
+    ]
+
+
 def test_names_of_others():
     """Nothing of TensorFlow, whatever it looks like."""
     others = "import torch as tf\nfrom x.train import Server\ntf.train.Server()\nServer().join()\n','.join(a)\n"

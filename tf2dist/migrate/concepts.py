@@ -84,7 +84,7 @@ CONCEPTS = [
             "contrib.slim.create_global_step", "global_step=", "training_util"),
     Concept("optimizers", "keras.optimizers", "train.GradientDescentOptimizer train.MomentumOptimizer "
             "train.AdamOptimizer train.RMSPropOptimizer train.Optimizer train.AdadeltaOptimizer train.FtrlOptimizer "
-            "contrib.slim.learning.create_train_op contrib.training.create_train_op"),
+            "contrib.slim.learning.create_train_op contrib.training.create_train_op contrib.opt.*"),
     Concept("adagrad", "keras.optimizers.Adagrad", "train.AdagradOptimizer train.AdagradDAOptimizer"),
     Concept("exponential-decay", "keras.optimizers.schedules", "train.exponential_decay train.piecewise_constant "
             "train.polynomial_decay train.natural_exp_decay train.inverse_time_decay train.cosine_decay"),
@@ -124,7 +124,8 @@ CONCEPTS = [
             "", "saver"),
     Concept("checkpoint-names", "python -m tf2dist.convert_checkpoint", "train.NewCheckpointReader "
             "train.load_checkpoint train.load_variable train.list_variables train.init_from_checkpoint "
-            "contrib.framework.assign_from_checkpoint contrib.framework.init_from_checkpoint"),
+            "contrib.framework.assign_from_checkpoint contrib.framework.init_from_checkpoint "
+            "contrib.framework.load_checkpoint contrib.framework.load_variable contrib.framework.list_variables"),
     Concept("summaries", "tf.summary; --logdir of the trainers", "summary.scalar summary.histogram summary.image "
             "summary.merge summary.merge_all summary.FileWriter summary.FileWriterCache train.SummaryWriter "
             "scalar_summary histogram_summary image_summary merge_summary merge_all_summaries"),
@@ -142,8 +143,8 @@ def of_name(name: str) -> Concept | None:
     if name.partition(".")[0] == "horovod":
         return _BY_ROW["horovod"]
     parts = name.split(".")
-    if parts[0] == "contrib":  # programs had wrappers of that name, to import it only when needed
-        parts = ["tensorflow", *parts]
+    if "contrib" in parts:  # programs had wrappers of that name, to import it only when needed
+        parts = ["tensorflow", *parts[parts.index("contrib") :]]
     if parts[0] != "tensorflow":
         return None
     parts = parts[3:] if parts[1:3] in (["compat", "v1"], ["compat", "v2"]) else parts[1:]

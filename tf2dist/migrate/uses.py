@@ -45,9 +45,9 @@ def _uses(tokens: list[Token], aliases: dict[str, str], objects: set[str]) -> It
         if token.kind != "name":
             continue
         meant, parts = resolve(token.text, aliases), token.text.split(".")
-        given = number + 1 < len(tokens) and tokens[number + 1].text == "="
+        after = [t.text for t in tokens[number + 1 : number + 5]]
         named = [(part, of_word(part)) for part in reversed(parts)]
-        if given:
+        if after[:1] == ["="]:
             named.append((parts[-1], of_word(f"{parts[-1]}=")))
         if token.text not in objects:  # not one that was made elsewhere, and is just passed on
             named.append((short(meant), of_name(meant)))
@@ -55,6 +55,8 @@ def _uses(tokens: list[Token], aliases: dict[str, str], objects: set[str]) -> It
             last_two = ".".join(part.lstrip("_") for part in parts[-2:])
             named.append((last_two, of_word(last_two)))
         yield from [Use(token.line, symbol, concept) for symbol, concept in named if concept][:1]
+        if after[:3] == ["(", ")", "."] and len(after) == 4 and (concept := of_name(f"{meant}.{after[3]}")):
+            yield Use(tokens[number + 4].line, short(f"{meant}.{after[3]}"), concept)
 
 
 def resolve(name: str, aliases: dict[str, str]) -> str:
