@@ -132,100 +132,10 @@ def test_momentum_goes_on(tf, tmp_path):
     regression.assert_close(regression.weights(model), theirs)
 
 
-ROWS, COLUMNS = 11, 4
-IDS = np.array([[0, 5], [10, 3]], np.int32)
-KEPT = {
-    "Adam": (lambda tf: tf.train.AdamOptimizer(0.1), {"Adam": "_momentums", "Adam_1": "_velocities"}),
-    "Adagrad": (lambda tf: tf.train.AdagradOptimizer(0.1), {"Adagrad": "_accumulators"}),
-    "Momentum": (lambda tf: tf.train.MomentumOptimizer(0.1, 0.9), {"Momentum": "momentums"}),
-}
-
-
-def table_in_tf1(directory):
-    """For each optimizer, a table in three partitions that is trained and saved; what it predicts then."""
-    tf = tf1.begin()
-    predicted = {}
-    for name, (optimizer, _) in KEPT.items():
-        with tf.Graph().as_default(), tf.Session() as session:
-            tf.set_random_seed(3)
-            step = tf.train.get_or_create_global_step()
-            table = tf.get_variable("emb/table", [ROWS, COLUMNS], partitioner=tf.fixed_size_partitioner(3))
-            rows = tf.reduce_sum(tf.nn.embedding_lookup(table, IDS, partition_strategy="div"), 1)
-            y = tf.matmul(rows, tf.get_variable("out/kernel", [COLUMNS, 1])) + tf.get_variable("out/bias", [1])
-            train = optimizer(tf).minimize(tf.reduce_mean(tf.square(y - 1.0)), global_step=step)
-            averages = tf.train.ExponentialMovingAverage(0.9)
-            with tf.control_dependencies([train]):
-                train = averages.apply(tf.trainable_variables())
-            session.run(tf.global_variables_initializer())
-            for _ in range(3):
-                session.run(train)
-            tf.train.Saver().save(session, f"{directory}/{name}/model.ckpt", global_step=step)
-            predicted[name] = session.run(y)
-    return predicted
-
-
-def table_model(optimizer="Adam", decay=None):
-    """A model with its table in two shards, as `--model` of the command."""
-    import tf2dist.layers
-
-    rate = keras.optimizers.schedules.ExponentialDecay(0.1, 1, decay) if decay else 0.1
-    made = {
-        "Adam": lambda: keras.optimizers.Adam(rate),
-        "Adagrad": lambda: keras.optimizers.Adagrad(rate),
-        "Momentum": lambda: keras.optimizers.SGD(rate, momentum=0.9),
-    }
-    ids = keras.Input((2,), dtype="int32")
-    rows = keras.ops.sum(tf2dist.layers.ShardedEmbedding(ROWS, COLUMNS, shards=2, name="emb")(ids), 1)
-    model = keras.Model(ids, keras.layers.Dense(1, name="out")(rows))
-    model.compile(made[optimizer](), "mse")
-    return model
-
-
-TABLE_MODEL = "tests.parity.test_convert:table_model"
-
-
-@pytest.fixture(scope="module")
-def tables(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("tables")
-    return directory, alone(table_in_tf1, str(directory))
-
-
 def converted(tmp_path, source, model, *options):
     out = tmp_path / "out.keras"
     assert main([str(source), str(out), f"--model={model}", *options]) == 0
     return keras.saving.load_model(out)
-
-
-@pytest.mark.parametrize("optimizer", KEPT)
-def test_a_partitioned_table_in_shards(tf, tables, tmp_path, optimizer):
-    """The partitions of TensorFlow 1 were blocks of rows; every second row of table and slots is in a shard here."""
-    directory, predicted = tables
-    model = converted(tmp_path, directory / optimizer, f"{TABLE_MODEL}({optimizer!r})")
-    reader = tf.train.load_checkpoint(str(directory / optimizer))
-    np.testing.assert_allclose(model(IDS), predicted[optimizer], rtol=1e-5)
-    for slot, attribute in KEPT[optimizer][1].items():
-        theirs = reader.get_tensor(f"emb/table/{slot}") * (-0.1 if slot == "Momentum" else 1)
-        assert np.ptp(theirs) > 0
-        for shard, kept in enumerate(getattr(model.optimizer, attribute)[:2]):
-            np.testing.assert_allclose(kept, theirs[shard::2], rtol=1e-6)
-    averaged = converted(tmp_path, directory / optimizer, f"{TABLE_MODEL}({optimizer!r})", "--averages")
-    shadow = reader.get_tensor("emb/table/ExponentialMovingAverage")
-    np.testing.assert_array_equal(averaged.get_layer("emb").get_table(), shadow)
-
-
-def test_momentum_under_a_schedule(tf, tables, tmp_path):
-    """Sums of gradients become steps by the rate of the step that comes next, not of the first."""
-    directory, _ = tables
-    model = converted(tmp_path, directory / "Momentum", f"{TABLE_MODEL}('Momentum', 0.5)")
-    theirs = tf.train.load_checkpoint(str(directory / "Momentum")).get_tensor("out/bias/Momentum")
-    np.testing.assert_allclose(model.optimizer.momentums[-1], -0.1 * 0.5**3 * theirs, rtol=1e-6)
-
-
-def test_a_map_names_a_table_not_its_shards(tf, tables, tmp_path, capsys):
-    directory, _ = tables
-    (tmp_path / "map.json").write_text('{"emb/embeddings_0": "emb/table"}')
-    said = refused(directory / "Adam", tmp_path, capsys, f"--map={tmp_path / 'map.json'}", model=TABLE_MODEL)
-    assert said == "the name map's emb/embeddings_0 is no variable of the model; the nearest name is emb/embeddings\n"
 
 
 def written(tf, prefix, **values):
@@ -426,7 +336,7 @@ def test_a_map_that_is_none(saved, tmp_path, capsys, text, said):
         ("trainers.networks:sigmod", "trainers.networks has no sigmod; the nearest name is sigmoid"),
         ("trainers.networks:sigmoid()", "cannot be made: TypeError: sigmoid() missing 1 required positional argument"),
         ("trainers.networks:CLASSES", "is int, no Keras model"),
-        ("tests.parity.test_convert:table_model('Nadam')", "cannot be made: KeyError: 'Nadam'"),
+        ("tests.parity.test_convert_tables:table_model('Nadam')", "cannot be made: KeyError: 'Nadam'"),
         ("tests.parity.test_convert:alone(int)", "names no model"),
     ],
 )
