@@ -114,7 +114,7 @@ class Group:
         self.statuses[key] = status
         for fd in [fd for fd, lines in self.streams.items() if lines.tail is self.tails[key]]:
             self.read(fd, _A_PIPE)  # but a process that it left behind may hold the pipe open
-        if status != 0 and self.status is None and self.start_again(key, status):
+        if status != 0 and self.status is None and (self.start_again(key, status) or self.go_on(key, status)):
             return
         if status != 0 and self.status is None:
             self.failed = key
@@ -141,11 +141,22 @@ class Group:
         self.restarts -= 1
         self.again.add(key)
         del self.statuses[key]
-        name = self.processes[key].name
-        said = f"launch: {name} ended {_how(status)}; it is started again ({self.restarts} more to go)\n"
-        self.output.add(STDERR, said.encode())
+        self.say(f"{self.processes[key].name} ended {_how(status)}; it is started again ({self.restarts} more to go)")
         self.at(time.monotonic() + _PAUSE, lambda: self.start(key))
         return True
+
+    def go_on(self, key: int, status: int) -> bool:
+        """Does without a process that was lost with its host, if those that are served can; they know when not."""
+        process = self.processes[key]
+        others = [k for k, process in enumerate(self.processes) if not process.serves and k not in self.statuses]
+        if not process.replaceable or status != process.lost or not others:
+            return False
+        self.say(f"{process.name} was lost with its host; the job goes on without it, if it can")
+        return True
+
+    def say(self, text: str) -> None:
+        """Tells the user something while the group runs."""
+        self.output.add(STDERR, f"launch: {text}\n".encode())
 
     def read(self, fd: int, size: int = 1 << 16) -> None:
         """Passes on what a process has printed; forgets the pipe when nobody can print to it any more."""
@@ -175,8 +186,7 @@ class Group:
         """The launcher got a signal: the first ends the group, the next one does not wait for it."""
         again = self.status is not None
         if not again:
-            hint = "once more kills at once"
-            self.output.add(STDERR, f"launch: {signum.name}: ending {self.running()}; {hint}\n".encode())
+            self.say(f"{signum.name}: ending {self.running()}; once more kills at once")
         self.stop(128 + signum, f"ended by {signum.name}")
         if again:
             self.output.discard()

@@ -26,6 +26,7 @@ class Process:
       serves: it runs for the others and ends by itself when they have.
       command: argv is a command of the system instead.
       replaceable: the others can go on without it until it is started again in its place.
+      lost: the status that says that it was lost with its host: what is replaceable is then done without.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Process:
     serves: bool = False
     command: bool = False
     replaceable: bool = False
+    lost: int | None = None
 
 
 @dataclass(frozen=True)

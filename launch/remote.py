@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from launch import keeper
 
+LOST = 255  # what ssh ends with when it cannot connect, or has lost the connection
 ORDER = "TF2DIST_REMOTE"  # the environment variable that holds what to do, for this process only
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # A root at the end of the path, not `-m`: the user's directory may hold another module named launch.
@@ -55,7 +56,7 @@ def main() -> None:
         except subprocess.TimeoutExpired:
             os.set_blocking(ssh.stdin.fileno(), False)  # the first line may be long; these are short
             _say(ssh, b"\n")
-    if status == 255:
+    if status == LOST:
         print(f"the connection to {order['host']} failed or was lost", file=sys.stderr)
     sys.exit(status if status >= 0 else 128 - status)
 

@@ -81,10 +81,11 @@ def start(options: argparse.Namespace, program: Sequence[str]) -> int:
             {remote.ORDER: json.dumps(order)},
             serves=wanted.serves(place.task),
             replaceable=wanted.serves(place.task) and place.task.job == "worker",
+            lost=remote.LOST,
         )
         for order, place in zip(orders, wanted.places, strict=True)
     ]
-    return supervise(processes, preload=("launch.remote",), **settings).status
+    return supervise(processes, preload=("launch.keeper",), **settings).status
 
 
 def _numbers(hosts: Sequence[str]) -> list[int]:

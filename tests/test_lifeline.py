@@ -1,3 +1,4 @@
+import contextlib
 import os
 import signal
 import socket
@@ -468,6 +469,27 @@ threading.Event().wait()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (1, "before", "tf2dist: ps 0 is gone\n")
+
+
+def test_all_connections_to_a_task_that_is_lost_are_ended():
+    """Also those of others in this process, however they write its address; and no other ones."""
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        elsewhere = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        pair = [stack.enter_context(end) for end in socket.socketpair()]
+        near = stack.enter_context(socket.create_connection(server.getsockname()))
+        mapped = stack.enter_context(socket.socket(socket.AF_INET6))
+        mapped.connect(("::ffff:127.0.0.1", server.getsockname()[1]))
+        other = stack.enter_context(socket.create_connection(elsewhere.getsockname()))
+        far = [stack.enter_context(server.accept()[0]) for _ in range(2)]
+        for name in ("ps", "worker"):  # one over TCP, and one over something that has no address
+            Lifeline(near if name == "ps" else pair[0], Task(name, 0), "here").hang_up()
+        for end in (mapped, *far):
+            end.settimeout(DEADLINE)
+            assert end.recv(1) == b""
+        for here, there in ((other, stack.enter_context(elsewhere.accept()[0])), pair):
+            here.sendall(b"x")
+            assert there.recv(1) == b"x"
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])

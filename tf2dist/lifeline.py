@@ -15,6 +15,7 @@ import math
 import os
 import select
 import socket
+import stat
 import sys
 import threading
 import time
@@ -40,6 +41,7 @@ class Lifeline:
         self._socket = connection
         # A socket has one timeout, and one thread hears while another says: so neither may rely on it.
         self._socket.setblocking(False)
+        self._peer = _peer(connection)
         self._buffer = b""
         self._sending = threading.Lock()
 
@@ -88,6 +90,19 @@ class Lifeline:
     def close(self) -> None:
         """Ends the connection."""
         self._socket.close()
+
+    def hang_up(self) -> None:
+        """Ends all connections of this process to the task, also TensorFlow's.
+
+        Nobody tells that a host was cut off: what was asked of its server would be waited for until the kernel gives
+        up sending, after a quarter of an hour, or for ever where nothing is to be sent.
+        """
+        for fd in map(int, os.listdir("/proc/self/fd")):
+            with contextlib.suppress(OSError):  # no socket, not connected, or closed meanwhile
+                if stat.S_ISSOCK(os.fstat(fd).st_mode):
+                    with socket.socket(fileno=os.dup(fd)) as connection:
+                        if self._peer and _peer(connection) == self._peer:
+                            connection.shutdown(socket.SHUT_RDWR)
 
     def _poll(self, events: int, seconds: float) -> bool:
         poll = select.poll()
@@ -197,6 +212,7 @@ class Lead:
                 self.lost.append(line.task)
             self._bye[line.task].set()
             self._ready[line.task].set()
+            line.hang_up()
             if not self._fatal(self.lost):
                 print(f"tf2dist: {gone}; the job goes on without it", file=sys.stderr, flush=True)
             else:
@@ -236,6 +252,15 @@ class Follow:
     def _ping(self) -> None:
         while not self._done.wait(PING):
             self._lifeline.say("ping")
+
+
+def _peer(connection: socket.socket) -> tuple[str, int] | None:
+    """Address and port at the other end of a TCP connection; None if there is none."""
+    try:
+        host, port, *_ = connection.getpeername()
+    except (OSError, ValueError):
+        return None
+    return host.removeprefix("::ffff:"), port  # as a socket for both kinds of addresses writes one of the old kind
 
 
 def serve_until_done(lifeline: Lifeline) -> None:

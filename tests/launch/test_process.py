@@ -309,3 +309,23 @@ assert result.status == 1, result
     assert done.returncode == 0, done.stderr
     expected = "ps 0, ps 1 did not end within 0.5 s after the processes that they serve"
     assert done.stderr == f"launch: {expected}\n"
+
+
+def test_what_is_lost_with_its_host_is_done_without_if_that_can_be():
+    code = """
+from launch.process import Process, supervise
+def of(chief, **worker):
+    return [Process("chief 0", ["sh", "-c", chief], command=True),
+            Process("worker 0", ["sh", "-c", "exit 255"], serves=True, lost=255, command=True, **worker)]
+result = supervise(of("sleep 1", replaceable=True))
+assert (result.status, result.statuses) == (0, {"chief 0": 0, "worker 0": 255}), result
+assert supervise(of("sleep 1; exit 3", replaceable=True)).status == 3
+assert supervise(of("sleep 1000")).status == 255
+result = supervise(of("sleep 4", replaceable=True), max_restarts=1)
+assert result.status == 0, result
+"""
+    done = subprocess.run(["python", "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    lost = "launch: worker 0 was lost with its host; the job goes on without it, if it can\n"
+    assert done.stderr.count(lost) == 3
+    assert done.stderr.count("started again (0 more to go)\n" + lost) == 1

@@ -13,6 +13,7 @@ from tests.launch.hosts import Hosts, Launcher, possible
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 MNIST = ("trainers.mnist", "--dataset=digits")
+STEPS = 12  # of an epoch
 SLEEP = """
 import os, signal, subprocess, sys, time
 subprocess.Popen(["sleep", "1000"], start_new_session=True)  # a daemon, which the task leaves behind
@@ -134,6 +135,84 @@ def test_a_host_that_is_cut_off_in_the_middle_is_named(ssh, hosts, tmp_path):
         assert hosts.empty("c", within=60.0, but="sshd:")
     finally:
         hosts.cut("c", again=True)
+
+
+def test_a_worker_that_is_cut_off_is_done_without(ssh, hosts, tmp_path):
+    report = tmp_path / "report.json"
+    launcher = ssh("--hosts=b,c", "--ps=1", "--", *MNIST, "--epochs=100", f"--report={report}")
+    launcher.until("epoch 2/")
+    hosts.cut("c")
+    try:
+        found = trained(launcher, report)
+        assert hosts.empty("c", within=60.0, but="sshd:")
+    finally:
+        hosts.cut("c", again=True)
+    # Of the update that a worker was at when it was lost, one of two counters may know, and the other not.
+    assert abs(found["steps"] - 100 * STEPS) <= 1
+    out = launcher.text()
+    assert out.count("launch: worker 1 was lost with its host; the job goes on without it") == 1
+    assert out.count("worker 1 at c:2222 has given no sign of life for 60 s; the job goes on without it") == 1
+
+
+def test_who_cannot_be_done_without_is_named_when_cut_off(ssh, hosts, tmp_path):
+    """Three jobs: of one the only worker, of one the server, of one the coordinator is on the host that is cut."""
+    said = {
+        "worker": "worker 0 at c:3000 has given no sign of life for 60 s",
+        "ps": "launch: ps 0 (pid ",
+        "chief": "launch: chief 0 (pid ",
+    }
+    jobs = {}
+    for port, away in zip((3000, 3010, 3020), said, strict=True):
+        layout = tmp_path / f"{away}.toml"
+        layout.write_text("".join(f'{job} = ["{"c" if job == away else "b"}"]\n' for job in said))
+        jobs[away] = ssh(f"--cluster={layout}", f"--port={port}", "--", *MNIST, "--epochs=100000")
+    for launcher in jobs.values():
+        launcher.until("epoch 2/")
+    hosts.cut("c")
+    try:
+        for away, launcher in jobs.items():
+            status, out = launcher.finish(120)
+            assert status in (1, 255), out
+            last = out[out.rindex("launch: ") :]
+            assert said[away] in last, out
+            assert ("the connection to c failed or was lost" in last) == (away != "worker"), out
+        assert hosts.empty("a", "b", within=20.0)
+        assert hosts.empty("c", within=60.0, but="sshd:")
+    finally:
+        hosts.cut("c", again=True)
+
+
+def kill_task(hosts, name):
+    """Kills the task on a host, not its keeper."""
+    [pid] = [pid for pid, c in hosts.processes(name).items() if "trainers.mnist" in c and "keeper" not in c]
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_a_worker_that_was_killed_is_started_again_on_its_host(ssh, hosts, tmp_path):
+    report = tmp_path / "report.json"
+    launcher = ssh("--hosts=b,c", "--ps=1", "--max_restarts=2", "--", *MNIST, "--epochs=300", f"--report={report}")
+    for times in (1, 2):
+        launcher.until(f"epoch {5 * times}/")
+        kill_task(hosts, "c")
+        launcher.until("worker 1 at c:2222 is back", times)
+    assert abs(trained(launcher, report)["steps"] - 300 * STEPS) <= 2  # one each time, as above
+    assert launcher.text().count("launch: worker 1 ended with status 137; it is started again") == 2
+
+
+def test_peers_are_started_again_on_their_hosts(ssh, hosts, tmp_path):
+    """They go on from their last checkpoint, which is written every 1000 updates."""
+    report, logdir = tmp_path / "report.json", tmp_path / "log"
+    arguments = ["--strategy=multiworker", "--epochs=120", f"--logdir={logdir}", f"--report={report}"]
+    launcher = ssh("--hosts=b,c", "--max_restarts=1", "--", *MNIST, *arguments)
+    launcher.until("epoch 90/")
+    kill_task(hosts, "c")
+    assert trained(launcher, report)["steps"] == 120 * STEPS
+    out = launcher.text()
+    assert out.count("launch: the job is started again (0 more to go)") == 1
+    again = out[out.index("the job is started again") :]
+    assert "epoch 120/120" in again
+    assert "epoch 80/120" not in again
+    assert "went on from a checkpoint" in again
 
 
 @pytest.mark.parametrize(
