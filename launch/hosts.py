@@ -8,7 +8,7 @@ import tomllib
 from launch import UsageError
 from tf2dist.cluster import JOBS
 
-_HOST = re.compile(r"(?:[^\s:@/\[\]]+@)?(?:[A-Za-z0-9_](?:[A-Za-z0-9_.\-]*)|\[[0-9A-Fa-f:.]+\])")
+_HOST = re.compile(r"(?!-)(?:[^\s:@/\[\]]+@)?(?:[A-Za-z0-9_](?:[A-Za-z0-9_.\-]*)|\[[0-9A-Fa-f:.]+\])")
 
 
 def listed(text: str) -> list[tuple[str, int]]:
@@ -27,7 +27,7 @@ def from_file(path: str) -> list[tuple[str, int]]:
       UsageError: the file cannot be read, or says something else.
     """
     try:
-        with open(path) as file:
+        with open(path, encoding="utf-8-sig") as file:
             lines = [line.partition("#")[0].strip() for line in file]
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--hostfile={path} cannot be read: {getattr(error, 'strerror', None) or error}") from None

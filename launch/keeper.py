@@ -38,8 +38,11 @@ def main() -> None:
     with contextlib.suppress(OSError):
         os.chdir(order["directory"])
     if order.get("look"):
-        print(f"{order['look']} {json.dumps(look(order))}", flush=True)
+        # On a line of its own, whatever the login shell has printed.
+        print(f"\n{order['look']} {json.dumps(look(order))}", flush=True)
         return
+    if order["port"]:
+        wait_for(order["port"])
     sys.exit(Keeper(order).keep())
 
 
@@ -58,12 +61,31 @@ def _problem(order: dict) -> str:
     except UsageError as error:
         return str(error)
     for task, port in order["ports"].items():
-        try:
-            # As TensorFlow will listen; a port of a connection that ended a moment ago is free.
-            socket.create_server(("", port), reuse_port=False).close()
-        except OSError as error:
-            return f"port {port} of {task} cannot be used: {(error.strerror or str(error)).lower()}; see --port"
+        if why := _taken(port):
+            return f"port {port} of {task} cannot be used: {why}; see --port"
     return ""
+
+
+def _taken(port: int) -> str:
+    """Why a task cannot listen at the port; empty if it can."""
+    try:
+        # As TensorFlow will listen; a port of a connection that ended a moment ago is free.
+        socket.create_server(("", port), reuse_port=False).close()
+    except OSError as error:
+        return os.strerror(error.errno or 0).lower()  # Python's own words add how it tried
+    return ""
+
+
+def wait_for(port: int) -> None:
+    """Waits while a task that has lost its launcher, and whose place this one takes, is being ended by its keeper."""
+    deadline = time.monotonic() + SILENCE + 5 * _LAST_GRACE
+    if _taken(port):
+        print(f"waits for port {port}, which is still in use", file=sys.stderr, flush=True)
+    while _taken(port) and time.monotonic() < deadline:  # after that the task itself says what is wrong
+        if select.select([0], [], [], _TICK)[0]:
+            words = os.read(0, 4096)
+            if not words or b"end" in words:
+                sys.exit(128 + signal.SIGTERM)
 
 
 class Keeper:

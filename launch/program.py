@@ -34,7 +34,7 @@ def as_python_runs(program: Sequence[str]) -> tuple[str, ...]:
       UsageError: when there is no such script or module.
     """
     name = program[0]
-    if name.endswith(".py") or os.sep in name or os.path.isfile(name):
+    if is_script(name):
         if not os.path.isfile(name):
             raise UsageError(f"there is no script {name!r} in {os.getcwd()}")
         return tuple(program)
@@ -50,6 +50,11 @@ def as_python_runs(program: Sequence[str]) -> tuple[str, ...]:
     if spec.submodule_search_locations is not None and not _inside(spec, f"{name}.__main__"):
         raise UsageError(f"{name!r} is a package without a __main__; name one of its modules")
     return ("-m", *program)
+
+
+def is_script(name: str) -> bool:
+    """Whether this is meant as the name of a file, and not of a module."""
+    return name.endswith(".py") or os.sep in name or os.path.isfile(name)
 
 
 def _inside(package: importlib.machinery.ModuleSpec, name: str) -> importlib.machinery.ModuleSpec | None:

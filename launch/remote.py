@@ -17,8 +17,9 @@ from launch import keeper
 LOST = 255  # what ssh ends with when it cannot connect, or has lost the connection
 ORDER = "TF2DIST_REMOTE"  # the environment variable that holds what to do, for this process only
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-# A root at the end of the path, not `-m`: the user's directory may hold another module named launch.
-_BOOT = "import sys; sys.path.append(sys.argv[1]); from launch.keeper import main; main()"
+# A root at the end of the path, and no `-m` or `-P`: where it starts may be another module named launch, and the
+# program may be a module of the user's directory.
+_BOOT = "import sys; sys.path[:] = [*filter(None, sys.path), sys.argv[1]]; from launch.keeper import main; main()"
 
 
 def command(ssh: Sequence[str], host: str, python: str, limit: float) -> list[str]:
@@ -33,9 +34,15 @@ def command(ssh: Sequence[str], host: str, python: str, limit: float) -> list[st
         "ServerAliveInterval=10",
         "ServerAliveCountMax=3",
         "LogLevel=ERROR",
+        "ClearAllForwardings=yes",  # several connections to a host cannot all listen at the port of one
     ]
-    far = f"exec {shlex.join([python, '-P', '-c', _BOOT, _ROOT])}"
-    return [*ssh, "-T", "-a", "-x", *(word for option in options for word in ("-o", option)), host, far]
+    far = f"exec {shlex.join([python, '-c', _BOOT, _ROOT])}"
+    return [*ssh, "-T", "-a", "-x", *(word for option in options for word in ("-o", option)), bare(host), far]
+
+
+def bare(host: str) -> str:
+    """The host as ssh takes it, which knows no brackets around an IPv6 address."""
+    return host.replace("[", "").replace("]", "")
 
 
 def main() -> None:
@@ -46,9 +53,19 @@ def main() -> None:
     ssh = subprocess.Popen(order["command"], stdin=subprocess.PIPE, start_new_session=True)
     assert ssh.stdin is not None
     os.set_blocking(ssh.stdin.fileno(), True)
+    ended, told = [], []
+
+    def end(*_):
+        ended.append(True)
+        if told:  # not in the middle of the first line, which waits for as long as ssh connects
+            _say(ssh, b"end\n")
+
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(signum, lambda *_: _say(ssh, b"end\n"))
+        signal.signal(signum, end)
     _say(ssh, json.dumps(order["keeper"]).encode() + b"\n")
+    told.append(True)
+    if ended:
+        _say(ssh, b"end\n")
     while True:
         try:
             status = ssh.wait(keeper.SIGN)

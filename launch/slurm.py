@@ -86,10 +86,11 @@ def script(options: argparse.Namespace, program: Sequence[str]) -> str:
             "#!/bin/bash",
             *(f"#SBATCH {line}" for line in lines),
             f"cd {shlex.quote(os.getcwd())} || exit 1",
+            "unset TF_CONFIG CLUSTER_SPEC  # of where this was submitted",
             *(f"export {name}={shlex.quote(value)}" for name, value in env.items()),
             "export PYTHONUNBUFFERED=1",
             "# One task that fails ends the others; nobody waits for it.",
-            f"exec srun --kill-on-bad-exit=1 --label {argv}",
+            f"exec srun --kill-on-bad-exit=1 --distribution=block --label {argv}",
             "",
         ]
     )

@@ -7,6 +7,7 @@ import ipaddress
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from launch import UsageError, layout, linux, process, remote
 from launch.layout import HERE, Layout
 from launch.local import LAUNCHED_AT
 from launch.process import Process, Settings, supervise
+from launch.program import is_script
 from tf2dist import preflight
 from tf2dist.cluster import Cluster
 
@@ -60,17 +62,20 @@ def start(options: argparse.Namespace, program: Sequence[str]) -> int:
         raise UsageError("there are no hosts; name them with --hosts=A,B, --hostfile=FILE or --cluster=FILE")
     if not 0 < options.connect_timeout < float("inf"):
         raise UsageError(f"--connect_timeout={options.connect_timeout:g} must be a number of seconds above 0")
-    ssh = shlex.split(options.ssh)
+    try:
+        ssh = shlex.split(options.ssh)
+    except ValueError as error:
+        raise UsageError(f"--ssh={options.ssh} cannot be read: {str(error).lower()}") from None
     cluster = wanted.cluster(options.port, address=_addresses(ssh, wanted.hosts).__getitem__)
     env = _handed_on(options.env) | layout.environment(options)
-    directory = options.directory or os.getcwd()
+    directory = os.path.abspath(options.directory or "")
     orders = [
         _order(options, ssh, place, number, cluster, env, directory, program)
         for place, number in zip(wanted.places, _numbers([place.host for place in wanted.places]), strict=True)
     ]
     if options.dry_run:
         for order, place in zip(orders, wanted.places, strict=True):
-            argv = (options.python, *([] if program[0].endswith(".py") else ["-m"]), *program)
+            argv = (options.python, *([] if is_script(program[0]) else ["-m"]), *program)
             print(f"[{place.task}] {place.host}: {layout.shown(directory, order['keeper']['env'], argv)}")
         return 0
     _look(options, ssh, wanted, cluster, directory, program)
@@ -106,6 +111,7 @@ def _order(
         "keeper": {
             "directory": directory,
             "program": list(program),
+            "port": None if place.task.job == "evaluator" else cluster.port(place.task),
             "env": {"PYTHONUNBUFFERED": "1", **task_env},
             "grace": max(0.5, options.grace - 2.0),  # the far end kills before the near end cuts the connection
         },
@@ -133,13 +139,15 @@ def _addresses(ssh: Sequence[str], hosts: Sequence[str]) -> dict[str, str]:
     found = {}
     for host in hosts:
         try:
-            done = subprocess.run([*ssh, "-G", host], capture_output=True, text=True, check=False, timeout=30)
+            done = subprocess.run(
+                [*ssh, "-G", remote.bare(host)], capture_output=True, text=True, check=False, timeout=30
+            )
         except (OSError, IndexError, subprocess.TimeoutExpired) as error:
             raise UsageError(f"--ssh={shlex.join(ssh)} cannot be run: {error}") from None
         if done.returncode:
             raise UsageError(f"--ssh={shlex.join(ssh)} is refused: {_last(done.stderr)}")
         names = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("hostname ")]
-        name = names[0] if names else host.rpartition("@")[2]
+        name = names[0] if names else remote.bare(host).rpartition("@")[2]
         found[host] = f"[{name}]" if ":" in name else name
     here = [host for host, name in found.items() if _loopback(name)]
     if here and len(hosts) > 1:
@@ -174,16 +182,16 @@ def _look(options, ssh, wanted: Layout, cluster: Cluster, directory: str, progra
         for host, order in asked:
             pipe = subprocess.PIPE
             ask = remote.command(ssh, host, options.python, options.connect_timeout)
-            running.append(
-                (host, order, subprocess.Popen(ask, stdin=pipe, stdout=pipe, stderr=pipe, text=True, errors="replace"))
-            )
+            pipes = {"stdin": pipe, "stdout": pipe, "stderr": pipe, "text": True, "errors": "replace"}
+            running.append((host, order, subprocess.Popen(ask, **pipes, start_new_session=True)))
         for host, order, asking in running:
             if why := _answer(asking, order, mark, deadline):
                 problems[host] = why
     finally:
         for _, _, asking in running:
-            asking.kill()
-            asking.communicate()
+            if asking.poll() is None:
+                os.killpg(asking.pid, signal.SIGKILL)  # also a command that ssh was told to connect through
+            asking.wait()
     if problems:
         raise UsageError("; ".join(f"{host}: {why}" for host, why in problems.items()) + "; nothing was started")
 
@@ -200,7 +208,7 @@ def _answer(asking: subprocess.Popen, order: str, mark: str, deadline: float) ->
             return _last(err) or "ssh cannot connect"
         if "No module named 'launch" in err:
             return "tf2dist is not installed for the Python there; name another one with --python"
-        return f"{_last(err) or 'it says nothing'} (name the Python of the hosts with --python)"
+        return f"{_last(err) or _last(out) or 'it says nothing'} (name the Python of the hosts with --python)"
     found = json.loads(lines[-1])
     if found["problem"]:
         return found["problem"]

@@ -45,7 +45,7 @@ def possible():
 
 
 class Hosts:
-    """Hosts a, b, c, ... with addresses 10.77.0.1, .2, ..., which know each other's names."""
+    """Hosts a, b, c, ... with addresses 10.77.0.1, .2, ..., and fd77::1, ..., which know each other's names."""
 
     def __init__(self, directory, names, stack):
         self.directory = directory
@@ -65,6 +65,7 @@ class Hosts:
             sh(f"ip link add eth0 netns {space} type veth peer name {name} netns {self.prefix}-switch")
             sh(f"ip -n {self.prefix}-switch link set dev {name} master br0 up")
             sh(f"ip -n {space} address add {address}/24 dev eth0")
+            sh(f"ip -n {space} address add fd77::{address[-1]}/64 dev eth0 nodad")
             sh(f"ip -n {space} link set eth0 up")
             sh(f"ip -n {space} link set lo up")
 

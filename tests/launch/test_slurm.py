@@ -32,7 +32,9 @@ def test_the_script():
         "#SBATCH --time=1:00:00", "#SBATCH --exclusive",
     ]  # fmt: skip
     assert "export TF2DIST_TASKS=chief:1,worker:2,ps:1" in lines
-    assert lines[-1] == "exec srun --kill-on-bad-exit=1 --label python -m trainers.mnist --epochs=2"
+    assert (
+        lines[-1] == "exec srun --kill-on-bad-exit=1 --distribution=block --label python -m trainers.mnist --epochs=2"
+    )
 
 
 def test_hosts_are_nodes():

@@ -75,6 +75,12 @@ def test_mnist_on_workers_in_lockstep(ssh, hosts, tmp_path):
     assert trained(launcher, report)["processes"] == {"worker": 2}
 
 
+def test_hosts_by_their_ipv6_addresses(ssh, hosts, tmp_path):
+    report = tmp_path / "report.json"
+    launcher = ssh("--hosts=root@[fd77::2],[fd77::3]", "--ps=1", "--", *MNIST, "--epochs=10", f"--report={report}")
+    assert trained(launcher, report)["processes"] == {"chief": 1, "worker": 2, "ps": 1}
+
+
 def test_directory_environment_and_names_are_handed_on(ssh, hosts, tmp_path):
     launcher = ssh("--hosts=b,c:2", "--env=COLOUR", "--", "sleep.py", env={"COLOUR": "blue"})
     launcher.until(f"runs {tmp_path} blue", 3)
@@ -193,7 +199,11 @@ def test_a_worker_that_was_killed_is_started_again_on_its_host(ssh, hosts, tmp_p
     launcher = ssh("--hosts=b,c", "--ps=1", "--max_restarts=2", "--", *MNIST, "--epochs=300", f"--report={report}")
     for times in (1, 2):
         launcher.until(f"epoch {5 * times}/")
-        kill_task(hosts, "c")
+        if times == 1:
+            kill_task(hosts, "c")
+        else:  # its connection: the old one is still being ended when the new one comes
+            [pid] = [pid for pid, c in hosts.processes("a").items() if c.startswith("ssh ") and " c exec " in c]
+            os.kill(pid, signal.SIGKILL)
         launcher.until("worker 1 at c:2222 is back", times)
     assert abs(trained(launcher, report)["steps"] - 300 * STEPS) <= 2  # one each time, as above
     assert launcher.text().count("launch: worker 1 ended with status 137; it is started again") == 2
@@ -225,6 +235,7 @@ def test_peers_are_started_again_on_their_hosts(ssh, hosts, tmp_path):
         (["--hosts=b,c", "--python=/nowhere/python"], "ssh_config", ["/nowhere/python", "--python"]),
         (["--hosts=b,c", "--port=22"], "ssh_config", ["port 22 of worker 0 cannot be used"]),
         (["--hosts=localhost,c"], "ssh_config", ["localhost is another machine on each host"]),
+        (["--hosts=b", "--ssh=ssh 'b"], "ssh_config", ["--ssh=ssh 'b cannot be read: no closing quotation"]),
     ],
 )
 def test_nothing_starts_anywhere_when_one_host_is_wrong(ssh, hosts, arguments, config, said):
