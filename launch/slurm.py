@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shlex
 import shutil
@@ -15,6 +16,7 @@ from launch.layout import HERE, Layout
 from launch.program import as_python_runs
 from tf2dist import slurm
 
+_WAIT = 60  # seconds that tasks may run on when the first has ended
 _COUNTS = ("nodes", "cpus_per_task", "gpus_per_task")
 
 
@@ -46,11 +48,37 @@ def start(options: argparse.Namespace, program: Sequence[str]) -> int:
         return 0
     if not shutil.which("sbatch"):
         raise UsageError("there is no sbatch on this machine; --dry_run prints the script, for one that has Slurm")
-    try:
-        done = subprocess.run(["sbatch", *(["--wait"] if options.wait else [])], input=text, text=True, check=False)
-    except KeyboardInterrupt:
-        return 130
-    return done.returncode
+    command = ["sbatch", *(["--wait"] if options.wait else [])]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as sbatch:
+        assert sbatch.stdin is not None
+        assert sbatch.stdout is not None
+        with contextlib.suppress(BrokenPipeError):  # it did not want it, and says why
+            sbatch.stdin.write(text)
+            sbatch.stdin.close()
+        said = sbatch.stdout.readline()
+        print(said, end="", flush=True)
+        job = said.split()[-1] if said.strip() else ""
+        try:
+            status = sbatch.wait()
+        except KeyboardInterrupt:
+            print(f"launch: job {job} goes on; `scancel {job}` ends it", file=sys.stderr)
+            return 130
+    return _ended(job, status) if options.wait and job else status
+
+
+def _ended(job: str, status: int) -> int:
+    """Says how a job of Slurm has failed, if it has; sbatch may end with 0 when a node was lost."""
+    show = ["scontrol", "show", "job", "--oneliner", job]
+    told = ""
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        told = subprocess.run(show, capture_output=True, text=True, check=False, timeout=30).stdout
+    found = dict(word.split("=", 1) for word in told.split() if "=" in word)
+    state = found.get("JobState", "an error")
+    if status == 0 and state in ("COMPLETED", "COMPLETING", "an error"):  # a node that is gone completes late
+        return 0
+    where = f"; what it has printed is in {found['StdOut']}" if "StdOut" in found else ""
+    print(f"launch: job {job} ended with {state}{where}", file=sys.stderr)
+    return status or 1
 
 
 def script(options: argparse.Namespace, program: Sequence[str]) -> str:
@@ -66,6 +94,8 @@ def script(options: argparse.Namespace, program: Sequence[str]) -> str:
         if getattr(options, name) is not None and getattr(options, name) < 1:
             raise UsageError(f"--{name}={getattr(options, name)} must be 1 or more")
     argv = shlex.join([options.python, *as_python_runs(program)])
+    # Tasks end together, and one whose node is gone is not waited for; an evaluator has a checkpoint to go.
+    wait = "" if wanted.count("evaluator") else f" --wait={_WAIT}"
     lines = [f"--job-name={os.path.basename(program[0]).removesuffix('.py')}", f"--ntasks={len(wanted.places)}"]
     hosts = [host for host in wanted.hosts if host != HERE]
     nodes = options.nodes or len(hosts)
@@ -90,7 +120,7 @@ def script(options: argparse.Namespace, program: Sequence[str]) -> str:
             *(f"export {name}={shlex.quote(value)}" for name, value in env.items()),
             "export PYTHONUNBUFFERED=1",
             "# One task that fails ends the others; nobody waits for it.",
-            f"exec srun --kill-on-bad-exit=1 --distribution=block --label {argv}",
+            f"exec srun --kill-on-bad-exit=1{wait} --distribution=block --label {argv}",
             "",
         ]
     )
