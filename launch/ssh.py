@@ -90,7 +90,8 @@ def start(options: argparse.Namespace, program: Sequence[str]) -> int:
         )
         for order, place in zip(orders, wanted.places, strict=True)
     ]
-    return supervise(processes, preload=("launch.keeper",), **settings).status
+    status = supervise(processes, preload=("launch.keeper",), **settings).status
+    return 1 if status == remote.LOST else status
 
 
 def _numbers(hosts: Sequence[str]) -> list[int]:

@@ -71,6 +71,13 @@ def all_of(optimizer: keras.optimizers.Optimizer) -> list[keras.optimizers.Optim
     return [optimizer, *(o for o in wrapped if o is not None)]
 
 
+def counters(optimizer: keras.optimizers.Optimizer) -> list[tf.Variable]:
+    """The counts of updates, of the optimizer and those that it wraps; none where a step need not be an update."""
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return []
+    return [counted._iterations.value for counted in all_of(optimizer)]
+
+
 _STATELESS = (
     "assign", "assign_add", "assign_sub", "_apply_weight_decay", "_backend_update_step",
     "_overwrite_model_variables_with_average_value", "_backend_increment_gradient_accumulators",

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf2dist import keras3
 from tf2dist.execution import BATCHES, Done
 from tf2dist.local_steps import LocalSteps
 from tf2dist.locked import locked
@@ -51,11 +52,15 @@ class Remote:
         self._sizes = [0] * self.in_flight  # steps that ticket t is for, at t % in_flight
         self._issued = 0  # tickets
         self._pending: deque = deque()
+        self._counters: list = []  # of the optimizer's updates; those that go up by one a step
+        self._before: list[int] = []  # what they and `_applied` were when nothing was under way
+        self._lost = False  # has a worker died since?
         self._compiled: dict = {}
 
     def compile(self, steps: Steps):
         """`f(iterator, sizes i32[in_flight], issued i64[]) -> [*totals, steps i32[], seconds f64[]]`."""
         several = self.options.local_steps
+        self._counters = keras3.counters(steps.model.optimizer)
         group = self._several(steps) if several > 1 else self._one(steps)
 
         @tf.function
@@ -142,6 +147,7 @@ class Remote:
         if not self._pending:
             self._tickets.assign(0)
             self._issued = 0
+            self._before = self._counts()
         self._sizes[self._issued % self.in_flight] = n
         self._issued += 1
         arguments = (iterator, tf.constant(self._sizes), tf.constant(self._issued, tf.int64))
@@ -152,9 +158,25 @@ class Remote:
         n, remote = self._pending.popleft()
         fetched = self._fetch(remote)
         if fetched is None:
-            return Done(n, None, 0.0)
-        *totals, steps, seconds = fetched
-        return Done(int(steps), totals, float(seconds))
+            done = Done(n, None, 0.0)
+        else:
+            *totals, steps, seconds = fetched
+            done = Done(int(steps), totals, float(seconds))
+        self._lost |= done.totals is None or done.steps < n
+        if self._lost and not self._pending:
+            self._agree()
+        return done
+
+    def _counts(self) -> list[int]:
+        """The counts of all who count updates, `_applied` first."""
+        return [int(counter.numpy()) for counter in (self._applied, *self._counters)]
+
+    def _agree(self) -> None:
+        """A worker that dies in an update may have told one counter of it and not the other: `_applied` holds."""
+        applied = self.position - self._before[0]
+        for counter, before in zip(self._counters, self._before[1:], strict=True):
+            counter.assign(before + applied)
+        self._lost = False
 
     def stop(self) -> None:
         """Executions that an error has left behind."""

@@ -36,6 +36,17 @@ def test_a_worker_is_lost_and_the_job_goes_on(job, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_worker_is_lost_between_two_counts_of_an_update(by_hand, tmp_path):
+    """The optimizer's count of updates is that of what was applied, also where the worker had told one of them only."""
+    job = by_hand(f"{PROGRAMS}.torn", str(tmp_path))
+    job.until("under_way")
+    job.processes["worker 1"].kill()
+    status, error = job.ends("chief 0")
+    assert status == 0, error
+    assert json.loads((tmp_path / "result.json").read_text())["updates"] == 40 * 60
+
+
+@pytest.mark.slow
 def test_a_worker_is_lost_in_the_last_epoch(by_hand, tmp_path):
     """What it had begun is begun again by the other, with nothing left to make up for steps applied twice."""
     job = by_hand(f"{PROGRAMS}.long", str(tmp_path), "38")

@@ -134,7 +134,7 @@ def test_a_host_that_is_cut_off_in_the_middle_is_named(ssh, hosts, tmp_path):
     hosts.cut("c")
     try:
         status, out = launcher.finish(120)
-        assert status != 0
+        assert status == 1
         assert "worker 1" in out
         assert hosts.empty("a", "b", within=20.0)
         # The far end notices by itself. That sshd still waits for what it has sent to arrive is for sshd to say.
@@ -153,8 +153,7 @@ def test_a_worker_that_is_cut_off_is_done_without(ssh, hosts, tmp_path):
         assert hosts.empty("c", within=60.0, but="sshd:")
     finally:
         hosts.cut("c", again=True)
-    # Of the update that a worker was at when it was lost, one of two counters may know, and the other not.
-    assert abs(found["steps"] - 100 * STEPS) <= 1
+    assert found["steps"] == 100 * STEPS
     out = launcher.text()
     assert out.count("launch: worker 1 was lost with its host; the job goes on without it") == 1
     assert out.count("worker 1 at c:2222 has given no sign of life for 60 s; the job goes on without it") == 1
@@ -178,7 +177,7 @@ def test_who_cannot_be_done_without_is_named_when_cut_off(ssh, hosts, tmp_path):
     try:
         for away, launcher in jobs.items():
             status, out = launcher.finish(120)
-            assert status in (1, 255), out
+            assert status == 1, out
             last = out[out.rindex("launch: ") :]
             assert said[away] in last, out
             assert ("the connection to c failed or was lost" in last) == (away != "worker"), out
@@ -205,7 +204,7 @@ def test_a_worker_that_was_killed_is_started_again_on_its_host(ssh, hosts, tmp_p
             [pid] = [pid for pid, c in hosts.processes("a").items() if c.startswith("ssh ") and " c exec " in c]
             os.kill(pid, signal.SIGKILL)
         launcher.until("worker 1 at c:2222 is back", times)
-    assert abs(trained(launcher, report)["steps"] - 300 * STEPS) <= 2  # one each time, as above
+    assert trained(launcher, report)["steps"] == 300 * STEPS
     assert launcher.text().count("launch: worker 1 ended with status 137; it is started again") == 2
 
 
