@@ -73,9 +73,11 @@ def _ended(job: str, status: int) -> int:
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         told = subprocess.run(show, capture_output=True, text=True, check=False, timeout=30).stdout
     found = dict(word.split("=", 1) for word in told.split() if "=" in word)
-    state = found.get("JobState", "an error")
-    if status == 0 and state in ("COMPLETED", "COMPLETING", "an error"):  # a node that is gone completes late
+    state, reason = found.get("JobState", "an error"), found.get("Reason", "None")
+    # A job completes for as long as a node of it is gone; was that why it ended?
+    if status == 0 and (state in ("COMPLETED", "an error") or (state == "COMPLETING" and reason == "None")):
         return 0
+    state += f" ({reason})" * (reason != "None")
     where = f"; what it has printed is in {found['StdOut']}" if "StdOut" in found else ""
     print(f"launch: job {job} ended with {state}{where}", file=sys.stderr)
     return status or 1

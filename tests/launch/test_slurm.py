@@ -238,7 +238,7 @@ def test_a_node_that_is_cut_off_in_the_middle(nodes, submit, tmp_path, arguments
     try:
         status, said = job.finish(150)
         assert status != 0, said + output(tmp_path)
-        assert "NODE_FAIL" in said or lost in output(tmp_path), said + output(tmp_path)
+        assert "(NodeDown)" in said or lost in output(tmp_path), said + output(tmp_path)
         assert f"what it has printed is in {tmp_path}/out" in said
         assert tasks_end(nodes, cut)
     finally:
