@@ -1,7 +1,11 @@
 """What all tests share: TensorFlow with four virtual CPU devices, the strategies of one process, small models."""
 
 import os
+import signal
 
+# What a shell without job control starts in the background ignores interrupts, and so does what the tests start then.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
