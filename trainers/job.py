@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -122,10 +123,18 @@ def _tensorflow_error(error: Exception) -> str | None:
     time.sleep(0.2)  # when another task died, TensorFlow may know before its lifeline does
     if lost := joining.first_loss():
         return f"{lost} ({type(error).__name__})"
+    if silent := _silent(error.message or ""):
+        return f"{silent} has given no sign of life ({type(error).__name__})"
     lines = [line.strip() for line in (error.message or str(error)).splitlines()]
     # What comes first is often a heading and the place in the source of TensorFlow or Keras, not the reason.
     said = [line for line in lines if line and not line.startswith(_HEADINGS)]
     return f"{type(error).__name__}: {(said or lines or ['no message'])[0]}"
+
+
+def _silent(message: str) -> str:
+    """The tasks that TensorFlow's own heartbeats have missed, as "worker 1"; empty if it is not about these."""
+    tasks = message.partition("(stopped sending heartbeats)")[2]
+    return ", ".join(f"{job} {index}" for job, index in re.findall(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)", tasks))
 
 
 def _run(train, prepare, has_strategy, cluster, positional) -> int:

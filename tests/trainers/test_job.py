@@ -114,6 +114,17 @@ def test_the_loss_of_another_task_says_more_than_what_tensorflow_found(main, mon
     assert main(raising(DataLossError("Connection reset by peer"))) == (1, "", said)
 
 
+def test_a_task_that_tensorflows_heartbeats_miss_is_named(main, monkeypatch):
+    """They may notice before its lifeline does, and before ssh does."""
+    monkeypatch.setitem(sys.modules, "tensorflow", SimpleNamespace(errors=SimpleNamespace(OpError=OpError)))
+    message = (
+        "Collective ops is aborted by: Error reported from /job:worker/task:1: The following tasks are unhealthy "
+        "(stopped sending heartbeats):\n/job:worker/replica:0/task:1\nThe tasks have crashed."
+    )
+    said = "trainer: worker 1 has given no sign of life (DataLossError)\n"
+    assert main(raising(DataLossError(message))) == (1, "", said)
+
+
 def test_devices_that_are_not_there_are_the_users_to_mend(main, monkeypatch):
     def join(*args, **kwargs):
         raise ValueError("4 replicas need 4 GPUs, and there are 2")
