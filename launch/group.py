@@ -135,8 +135,7 @@ class Group:
 
     def start_again(self, key: int, status: int) -> bool:
         """Starts a process that has failed again, if that can help: the others go on without it meanwhile."""
-        others = [k for k, process in enumerate(self.processes) if not process.serves and k not in self.statuses]
-        if not self.processes[key].replaceable or not self.restarts or not others or status == 2:
+        if not self.processes[key].replaceable or not self.restarts or not self.others() or status == 2:
             return False
         self.restarts -= 1
         self.again.add(key)
@@ -148,11 +147,14 @@ class Group:
     def go_on(self, key: int, status: int) -> bool:
         """Does without a process that was lost with its host, if those that are served can; they know when not."""
         process = self.processes[key]
-        others = [k for k, process in enumerate(self.processes) if not process.serves and k not in self.statuses]
-        if not process.replaceable or status != process.lost or not others:
+        if not process.replaceable or status != process.lost or not self.others():
             return False
         self.say(f"{process.name} was lost with its host; the job goes on without it, if it can")
         return True
+
+    def others(self) -> list[int]:
+        """Those under way that do not serve, and so are served."""
+        return [k for k, process in enumerate(self.processes) if not process.serves and k not in self.statuses]
 
     def say(self, text: str) -> None:
         """Tells the user something while the group runs."""

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 
 from launch import UsageError, layout, yaml
-from launch.layout import PORT, Layout
+from launch.layout import PORT, THREADS, Layout
 
 KINDS = ("jobset", "tfjob", "job")
 _LABEL = {"jobset": "jobset.sigs.k8s.io/jobset-name", "tfjob": "training.kubeflow.org/job-name", "job": "tf2dist/job"}
@@ -20,7 +20,6 @@ _CORES = re.compile(r"([0-9]+(?:\.[0-9]{1,3})?)(m?)")
 _MEMORY = re.compile(r"([0-9]+(?:\.[0-9]+)?)([kMGTPE]|[KMGTPE]i)?")
 _LEAST = 64 << 20  # bytes; no Python with TensorFlow fits into less, so a unit is missing
 _USER = 1000  # of our image
-_THREADS = ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
 _START_TIMEOUT = 900.0  # seconds: nodes may have to be started first, and to fetch the image
 _LAST_WORD = 600  # seconds that an evaluator gets for the last checkpoint when TFJob's operator ends what still runs
 _INDEX = "TASK_INDEX"  # of a pod within its Job; Kubernetes puts it into the variables that come after it
@@ -114,8 +113,7 @@ class _Manifests:
         self.kind: str = options.kind
         self.name: str = options.name
         self.port: int = options.port or PORT
-        timeout = options.start_timeout or _START_TIMEOUT
-        self.shared = layout.environment(argparse.Namespace(start_timeout=timeout))
+        self.shared = layout.environment(options, _START_TIMEOUT)
         name = program[0]
         script = name.endswith(".py") or "/" in name
         self.command = ["python", *([] if script else ["-m"]), *map(_literal, program)]
@@ -214,7 +212,7 @@ class _Manifests:
     def env(self, job: str) -> list[dict]:
         """The task's place in the cluster, in words of Kubernetes, which knows the index of each pod."""
         # A limit on processor time hides no cores: TensorFlow would make a thread for each, and be held back.
-        variables = dict.fromkeys(_THREADS, str(math.ceil(_cores(self.options.cpu))))
+        variables = dict.fromkeys(THREADS, str(math.ceil(_cores(self.options.cpu))))
         variables |= {"PYTHONUNBUFFERED": "1", **self.shared}
         variables |= dict(text.split("=", 1) for text in self.options.env)
         env: list[dict] = [{"name": name, "value": _literal(value)} for name, value in variables.items()]

@@ -12,6 +12,9 @@ from tf2dist.cluster import Cluster, ClusterError, Task
 
 HERE = "localhost"
 PORT = 2222  # of the first task on a host, as in TensorFlow's own examples
+# How many threads one operation may use; the pools that run several operations at once are left as they are, because
+# operations that wait for other processes wait in them.
+THREADS = ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
 
 
 @dataclass(frozen=True)
@@ -180,9 +183,10 @@ def read(options: argparse.Namespace) -> Layout:
     return counted(options.ps, options.workers, options.chief, options.evaluator, found)
 
 
-def environment(options: argparse.Namespace) -> dict[str, str]:
-    """What every task finds in its environment, whoever starts it."""
-    return {"TF2DIST_START_TIMEOUT": f"{options.start_timeout:g}"} if options.start_timeout is not None else {}
+def environment(options: argparse.Namespace, start_timeout: float | None = None) -> dict[str, str]:
+    """What every task finds in its environment, whoever starts it; `start_timeout` is what holds if none is given."""
+    seconds = start_timeout if options.start_timeout is None else options.start_timeout
+    return {} if seconds is None else {"TF2DIST_START_TIMEOUT": f"{seconds:g}"}
 
 
 def shown(directory: str, env: dict[str, str], argv: Sequence[str]) -> str:

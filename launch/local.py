@@ -10,16 +10,13 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from launch import UsageError, layout, linux, network, ports, process
-from launch.layout import HERE, Layout
+from launch.layout import HERE, THREADS, Layout
 from launch.process import Process, Settings, supervise
 from launch.program import as_python_runs
 from tf2dist.cluster import Cluster
 
 LAUNCHED_AT = "TF2DIST_LAUNCHED_AT"  # when the user's command began, in seconds since the epoch
 _LOOPBACK = (HERE, "127.0.0.1")
-# How many threads one operation may use; the pools that run several operations at once are left as they are, because
-# operations that wait for other processes wait in them.
-_THREADS = ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
 
 
 def run(
@@ -102,7 +99,7 @@ def _threads(threads: int | None, wanted: Layout) -> dict[str, str]:
         threads = max(1, len(os.sched_getaffinity(0)) // max(1, peers))
     if threads < 0:
         raise UsageError(f"threads is {threads}; it must be 1 or more, or 0 to leave it to TensorFlow")
-    return {name: str(threads) for name in _THREADS if threads and name not in os.environ}
+    return {name: str(threads) for name in THREADS if threads and name not in os.environ}
 
 
 def _preload() -> tuple[str, ...]:

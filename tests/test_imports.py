@@ -30,6 +30,7 @@ LIGHT = [
     "tf2dist.data.images",
     "tf2dist.data.framing",
     "tf2dist.data.prepared",
+    "tf2dist.data.records",
     "tf2dist.data.download",
     "tf2dist.data.tfrecord",
     "tf2dist.data.tfrecord.__main__",

@@ -103,9 +103,14 @@ class Hosts:
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
 
-    def cut(self, name, again=False):
-        """Takes a host off the network, without a word to anybody; `again` brings it back."""
-        sh(f"ip -n {self.prefix}-switch link set dev {name} {'up' if again else 'down'}")
+    @contextlib.contextmanager
+    def cut_off(self, name):
+        """Inside, a host is off the network, without a word to anybody."""
+        sh(f"ip -n {self.prefix}-switch link set dev {name} down")
+        try:
+            yield
+        finally:
+            sh(f"ip -n {self.prefix}-switch link set dev {name} up")
 
     def processes(self, name):
         """Command lines, by pid, of all that runs on a host but its own servers."""

@@ -234,15 +234,12 @@ def test_a_node_that_is_cut_off_in_the_middle(nodes, submit, tmp_path, arguments
     """Slurm or the tasks themselves end the job, whoever notices first."""
     job = submit(*arguments, "--", *MNIST, f"--strategy={strategy}", "--epochs=100000")
     under_way(job, tmp_path)
-    nodes.cut(cut)
-    try:
+    with nodes.cut_off(cut):
         status, said = job.finish(150)
         assert status != 0, said + output(tmp_path)
         assert "(NodeDown)" in said or lost in output(tmp_path), said + output(tmp_path)
         assert f"what it has printed is in {tmp_path}/out" in said
         assert tasks_end(nodes, cut)
-    finally:
-        nodes.cut(cut, again=True)
     until(lambda: ask(nodes, "sinfo", "-h", "-o", "%T").split() == ["idle"])
 
 
@@ -252,12 +249,9 @@ def test_a_worker_whose_node_is_cut_off_is_done_without(nodes, submit, patient, 
     report = tmp_path / "report.json"
     job = submit("--nodes=3", "--ps=1", "--workers=2", "--", *MNIST, "--epochs=100", f"--report={report}")
     under_way(job, tmp_path)
-    nodes.cut("c")
-    try:
+    with nodes.cut_off("c"):
         status, said = job.finish(240)
         assert tasks_end(nodes, "c")
-    finally:
-        nodes.cut("c", again=True)
     assert status == 0, said + output(tmp_path)
     assert "has given no sign of life for 60 s; the job goes on without it" in output(tmp_path)
     assert json.loads(report.read_text())["steps"] == 100 * 12
@@ -268,12 +262,9 @@ def test_a_worker_whose_node_is_cut_off_is_done_without(nodes, submit, patient, 
 def test_a_server_whose_node_is_cut_off_is_named(nodes, submit, patient, tmp_path):
     job = submit("--nodes=3", "--ps=1", "--workers=2", "--", *MNIST, "--epochs=100000")
     under_way(job, tmp_path)
-    nodes.cut("d")
-    try:
+    with nodes.cut_off("d"):
         status, said = job.finish(240)
         assert tasks_end(nodes, "d")
-    finally:
-        nodes.cut("d", again=True)
     assert status != 0
     assert "ps 0 at d:" in output(tmp_path)
     assert f"what it has printed is in {tmp_path}/out" in said

@@ -131,28 +131,22 @@ def test_a_failure_on_one_host_ends_the_others(ssh, hosts, tmp_path):
 def test_a_host_that_is_cut_off_in_the_middle_is_named(ssh, hosts, tmp_path):
     launcher = ssh("--hosts=b,c", "--", *MNIST, "--strategy=multiworker", "--epochs=100000", f"--logdir={tmp_path}/log")
     launcher.until("epoch 2/")
-    hosts.cut("c")
-    try:
+    with hosts.cut_off("c"):
         status, out = launcher.finish(120)
         assert status == 1
         assert "worker 1" in out
         assert hosts.empty("a", "b", within=20.0)
         # The far end notices by itself. That sshd still waits for what it has sent to arrive is for sshd to say.
         assert hosts.empty("c", within=60.0, but="sshd:")
-    finally:
-        hosts.cut("c", again=True)
 
 
 def test_a_worker_that_is_cut_off_is_done_without(ssh, hosts, tmp_path):
     report = tmp_path / "report.json"
     launcher = ssh("--hosts=b,c", "--ps=1", "--", *MNIST, "--epochs=100", f"--report={report}")
     launcher.until("epoch 2/")
-    hosts.cut("c")
-    try:
+    with hosts.cut_off("c"):
         found = trained(launcher, report)
         assert hosts.empty("c", within=60.0, but="sshd:")
-    finally:
-        hosts.cut("c", again=True)
     assert found["steps"] == 100 * STEPS
     out = launcher.text()
     assert out.count("launch: worker 1 was lost with its host; the job goes on without it") == 1
@@ -173,8 +167,7 @@ def test_who_cannot_be_done_without_is_named_when_cut_off(ssh, hosts, tmp_path):
         jobs[away] = ssh(f"--cluster={layout}", f"--port={port}", "--", *MNIST, "--epochs=100000")
     for launcher in jobs.values():
         launcher.until("epoch 2/")
-    hosts.cut("c")
-    try:
+    with hosts.cut_off("c"):
         for away, launcher in jobs.items():
             status, out = launcher.finish(120)
             assert status == 1, out
@@ -183,8 +176,6 @@ def test_who_cannot_be_done_without_is_named_when_cut_off(ssh, hosts, tmp_path):
             assert ("the connection to c failed or was lost" in last) == (away != "worker"), out
         assert hosts.empty("a", "b", within=20.0)
         assert hosts.empty("c", within=60.0, but="sshd:")
-    finally:
-        hosts.cut("c", again=True)
 
 
 def kill_task(hosts, name):

@@ -3,15 +3,13 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from tf2dist.data.errors import DataError, plain
 from tf2dist.data.framing import Path, count, listed
+from tf2dist.data.records import BUFFER, arrays
 from tf2dist.data.tfrecord.form import CLASSES, PIXELS, SIDE
 
 if TYPE_CHECKING:
     import numpy as np
     import tensorflow as tf
-
-BUFFER = 1 << 20  # bytes read at a time
 
 
 def read(
@@ -60,19 +58,9 @@ def read(
 
 def load(paths: Path | Iterable[Path]) -> "tuple[np.ndarray, np.ndarray]":
     """All records, file after file: images u8[n, 28, 28], labels i64[n]. Raises DataError."""
-    import numpy as np
-    import tensorflow as tf
-
     names = listed(paths)
     count(names)
-    with tf.device("/cpu:0"):
-        records = tf.data.TFRecordDataset(names, buffer_size=BUFFER).batch(1000)
-        dataset = records.map(_parse, num_parallel_calls=tf.data.AUTOTUNE)
-        try:
-            images, labels = zip(*dataset.as_numpy_iterator(), strict=True)
-        except tf.errors.OpError as error:
-            raise DataError(f"{', '.join(names)} cannot be read: {plain(error)}") from None
-    return np.concatenate(images), np.concatenate(labels)
+    return arrays(names, _parse)
 
 
 def _parse(records: "tf.Tensor"):
