@@ -9,6 +9,8 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
+import select
+import signal
 import socket
 import struct
 
@@ -16,6 +18,7 @@ _CLONE_NEWUSER = 0x10000000
 _CLONE_NEWNET = 0x40000000
 _SIOCSIFFLAGS = 0x8914
 _IFF_UP = 1
+_LIMIT = 10.0  # seconds that a trial may take
 
 
 def leave() -> None:
@@ -53,6 +56,10 @@ def refusal() -> str:
         os._exit(0)
     os.close(writer)
     with open(reader) as file:
-        why = file.read()
+        # A fork may hang where the program has threads, from a sitecustomize for example.
+        answered = select.select([file], [], [], _LIMIT)[0]
+        if not answered:
+            os.kill(pid, signal.SIGKILL)
+        why = file.read() if answered else f"a trial took longer than {_LIMIT:g} s"
     os.waitpid(pid, 0)
     return why

@@ -154,3 +154,54 @@ def test_data_of_another_kind(tf):
         as_feed({"x": 1})
     with pytest.raises(ValueError, match="batched already"):
         as_feed(tf.data.Dataset.range(3), batch_size=2)
+
+
+def of_each_kind(tf, options=None):
+    """A feed of arrays, one of a dataset and one of a function; the options are the user's."""
+    from tf2dist.feed import as_feed
+
+    dataset = tf.data.Dataset.range(ROWS).batch(BATCH).map(lambda x: x + 1, num_parallel_calls=tf.data.AUTOTUNE)
+    if options is not None:
+        dataset = dataset.with_options(options)
+    return [as_feed((np.arange(ROWS),)), as_feed(dataset), as_feed(lambda context: dataset)]
+
+
+def streams(feed, tensors):
+    """All that is iterated of a feed."""
+    from tf2dist.parts import Part
+
+    yield feed.stream(tensors, Part(), 0)
+    yield feed.stream(tensors, Part(count=2, total=2), 3, worker=1, workers=2)
+    yield feed.pieces(tensors, 2, 0, 1, 2)
+    if feed.steps is not None:
+        yield feed.one_pass(tensors, Part())
+
+
+def tunes(tf, dataset):
+    """What the outermost options in a dataset's graph say of tuning it; None if they leave it to TensorFlow."""
+    from tensorflow.core.framework import dataset_options_pb2
+
+    graph = tf.raw_ops.DatasetToGraphV2(input_dataset=tf.data.experimental.to_variant(dataset))
+    said = None
+    for node in tf.compat.v1.GraphDef.FromString(graph.numpy()).node:
+        if node.op == "OptionsDataset":
+            options = dataset_options_pb2.Options.FromString(node.attr["serialized_options"].s)
+            if options.autotune_options.WhichOneof("optional_enabled"):
+                said = options.autotune_options.enabled
+    return said
+
+
+def test_what_is_iterated_has_no_thread_that_tunes_it(tf):
+    """It would hold up the end of an iterator for as long as this one has lived, now and then."""
+    for feed in of_each_kind(tf):
+        for tensors in (feed.local(), feed.tensors()):
+            assert {tunes(tf, dataset) for dataset in streams(feed, tensors)} == {False}
+
+
+def test_whoever_wants_that_thread_has_it(tf):
+    options = tf.data.Options()
+    options.autotune.enabled = True
+    _, *own = of_each_kind(tf, options)
+    for feed in own:
+        for tensors in (feed.local(), feed.tensors()):
+            assert {tunes(tf, dataset) for dataset in streams(feed, tensors)} == {True}

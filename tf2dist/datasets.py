@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf2dist.parts import Part, cut
+from tf2dist.untuned import untuned
 
 
 class Batches:
@@ -23,7 +24,7 @@ class Batches:
     """
 
     def __init__(self, dataset: tf.data.Dataset, steps: int | None = None):
-        self.dataset = dataset
+        self.dataset = untuned(dataset)
         self._steps = steps
 
     @functools.cached_property
@@ -140,7 +141,7 @@ class FromFunction:
             raise ValueError(f"the data function must return a tf.data.Dataset, found {type(dataset).__name__}")
         for function in self._maps:
             dataset = dataset.map(function, num_parallel_calls=tf.data.AUTOTUNE)
-        return dataset
+        return untuned(dataset)
 
     def stream(self, tensors, part: Part, start: int, worker=0, workers: int = 1) -> tf.data.Dataset:
         """As `Examples.stream`, but `{"each": (batch, share)}`, an element for each replica."""

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from tf2dist.parts import Part, cut, deterministic
+from tf2dist.parts import Part, cut
+from tf2dist.untuned import untuned
 
 _ENDLESS = 1 << 62  # steps; Dataset.range wants an end
 
@@ -102,12 +103,12 @@ class Examples:
         return self._batches(tensors, numbers.map(lambda number: first + number * workers), part)
 
     def _batches(self, tensors, numbers: tf.data.Dataset, part: Part) -> tf.data.Dataset:
-        """The parts of the batches of these steps, made by several threads and kept in order."""
+        """The parts of the batches of these steps."""
 
         def make(step):
             return part.of(lambda rank: self._part(tensors, step, rank, part.total))
 
-        return deterministic(numbers.map(make, num_parallel_calls=tf.data.AUTOTUNE)).prefetch(tf.data.AUTOTUNE)
+        return _made(numbers, make)
 
     def pieces(self, tensors, total: int, start: int, worker, workers: int) -> tf.data.Dataset:
         """Endless `(batch, share)` from step `start` on, `total` parts a batch, every `workers`-th part of them."""
@@ -118,7 +119,7 @@ class Examples:
             made = self._part(tensors, piece // total, piece % total, total)
             return made if total > 1 else (made, 1.0)
 
-        return deterministic(numbers.map(make, num_parallel_calls=tf.data.AUTOTUNE)).prefetch(tf.data.AUTOTUNE)
+        return _made(numbers, make)
 
     def one_pass(self, tensors, part: Part, steps=None, shard=0, shards=1) -> tf.data.Dataset:
         """Every example once, in the order of the arrays; of several shards, the batches of one.
@@ -127,6 +128,12 @@ class Examples:
         """
         unshuffled = Examples(self.arrays, self.batch_size, shuffle=False, transform=self.transform)
         return unshuffled._batches(tensors, tf.data.Dataset.range(self.steps).shard(shards, shard), part)
+
+
+def _made(numbers: tf.data.Dataset, make: Callable) -> tf.data.Dataset:
+    """What `make` makes of each number, by several threads and kept in order."""
+    made = numbers.map(make, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    return untuned(made).prefetch(tf.data.AUTOTUNE)
 
 
 def _as_array(value) -> np.ndarray:

@@ -47,7 +47,8 @@ def fit(
       model: compiled, made inside of `strategy.scope()`.
       data: a tuple of arrays `(x, y)` or `(x, y, sample_weight)` with `batch_size`, `tf2dist.Examples`, a
         `tf.data.Dataset` of global batches (in a multi-worker job every peer must read it in the same order), or a
-        function of a `tf.distribute.InputContext` that returns a Dataset of one replica's batches.
+        function of a `tf.distribute.InputContext` that returns a Dataset of one replica's batches. Datasets are not
+        tuned while they are read unless their options say `autotune.enabled = True` (`tf2dist.untuned` says why).
       epochs: the number of the epoch after the last one, as in Keras.
       steps_per_epoch: updates in an epoch; one pass over the data if not given. An endless dataset and a function
         need it.

@@ -54,10 +54,3 @@ def one_by_one(dataset: tf.data.Dataset, part: Part) -> tf.data.Dataset:
         return functools.reduce(lambda a, b: a.concatenate(b), singles)
 
     return dataset.flat_map(flat)
-
-
-def deterministic(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Its order does not depend on which of its threads is faster."""
-    options = tf.data.Options()
-    options.deterministic = True
-    return dataset.with_options(options)

@@ -76,7 +76,7 @@ class Local:
     def _iterator(self, dataset):
         if not self._on_accelerators:
             # A replica on a CPU reads what the host has made as it is. tf.distribute's iterators would put queues
-            # and threads in between, which take up to two seconds to end.
+            # and threads in between.
             return iter(dataset)
         if not isinstance(dataset.element_spec, dict):
             dataset = one_by_one(dataset, self.part)

@@ -6,7 +6,7 @@ import functools
 
 import tensorflow as tf
 
-from tf2dist import devices, keras3
+from tf2dist import devices, keras3, released
 from tf2dist.cluster import Cluster
 from tf2dist.names import STRATEGIES
 from tf2dist.roles import Role, role_of
@@ -44,6 +44,7 @@ def make_strategy(name: str, *, replicas: int | None = None, cluster: Cluster | 
     if role is not Role.COORDINATOR:
         raise ValueError(f"{cluster.task} is a server: it has no strategy; tf2dist.serve runs it")
     devices.hide_gpus()
+    released.wait_for_servers_without_the_lock()
     return tf.distribute.ParameterServerStrategy(_resolver(cluster, member=cluster.task.job == "chief"))
 
 

@@ -23,7 +23,7 @@ from tf2dist.execution import Done
 from tf2dist.parameter_server import ParameterServer
 from tf2dist.sharding import ShardedEmbedding
 from tf2dist.step import Steps
-from tf2dist.workers import Remote, this_worker
+from tf2dist.workers import Remote, always, this_worker
 
 _STOP = 1 << 62  # tokens from here on are for no update: executions of up to so many rounds ago end
 _WATCH = 0.5  # seconds between two looks at what may have gone wrong
@@ -64,7 +64,7 @@ class Synchronous(Remote):
         def dataset():
             return feed.pieces(tensors, self.needed, start, this_worker(), self.workers)
 
-        numbers = self._on_each_worker(lambda: tf.data.Dataset.from_tensors(this_worker()).repeat())
+        numbers = self._on_each_worker(lambda: always(this_worker()))
         return self._on_each_worker(dataset), numbers
 
     def run(self, execution: _Update, iterator, n: int) -> None:

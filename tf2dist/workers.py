@@ -17,6 +17,7 @@ from tf2dist.parameter_server import ParameterServer
 from tf2dist.parts import Part, one_by_one
 from tf2dist.remote_step import RemoteStep
 from tf2dist.step import Outputs, Steps
+from tf2dist.untuned import untuned
 
 _IN_FLIGHT = 2  # executions scheduled for each worker: one that runs, and one so that it does not wait for Python
 _SHARDS = 4  # evaluation shards for each worker: small enough that a slow worker does not hold up the others
@@ -245,7 +246,7 @@ class Remote:
         last, store = self._compiled.get("store", (None, None))
         if last is not feed:
             # An iterator that always yields the same tensors keeps them on the worker: they travel once.
-            store = self._on_each_worker(lambda: tf.data.Dataset.from_tensors((tensors,)).repeat())
+            store = self._on_each_worker(lambda: always((tensors,)))
             self._compiled["store"] = feed, store
         if function is None:
 
@@ -283,6 +284,11 @@ def _turns(step) -> int:
     """How many times in a row to put a step, a traced `tf.function`, into one turn of a loop."""
     small = len(step.get_concrete_function().graph.get_operations()) <= _SMALL
     return _UNROLLED if small else 1
+
+
+def always(element) -> tf.data.Dataset:
+    """The same element, endlessly."""
+    return untuned(tf.data.Dataset.from_tensors(element).repeat())
 
 
 def this_worker():

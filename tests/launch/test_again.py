@@ -1,6 +1,7 @@
 """What has failed is started again; logs; threads; a network of its own."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -154,6 +155,12 @@ sys.exit(local.run(["this"], preload=(), isolate=True))
     assert done.stderr == (
         "launch: no private network here (operation not permitted): other machines can reach the job's ports\n"
     )
+
+
+def test_a_trial_for_a_network_of_its_own_ends(monkeypatch):
+    monkeypatch.setattr(network, "leave", signal.pause)
+    monkeypatch.setattr(network, "_LIMIT", 0.05)
+    assert network.refusal() == "a trial took longer than 0.05 s"
 
 
 def test_a_dry_run(run):

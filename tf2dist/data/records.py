@@ -27,9 +27,11 @@ def arrays(files: Sequence[str], parse: Callable, wanted: str = "") -> tuple[np.
     import numpy as np
     import tensorflow as tf
 
+    from tf2dist.untuned import untuned
+
     with tf.device("/cpu:0"):
         records = tf.data.TFRecordDataset(files, buffer_size=BUFFER).batch(1000)
-        batches = records.map(parse, num_parallel_calls=tf.data.AUTOTUNE)
+        batches = untuned(records.map(parse, num_parallel_calls=tf.data.AUTOTUNE))
         try:
             images, labels = zip(*batches.as_numpy_iterator(), strict=True)
         except tf.errors.OpError as error:
