@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import tensorflow as tf
 
 
@@ -12,9 +14,13 @@ def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
     the thread then looks at (CancellationManager::StartCancelWithStatus, and Model::OptimizeLoop), so now and then it
     goes back to sleep, for as long as the iterator has lived, up to a minute. On a parameter server's worker nothing
     else is answered meanwhile. `AUTOTUNE` then means a thread for each core, up to 16
-    (`Options.autotune.initial_parallelism`), and prefetching is tuned all the same.
+    (`Options.autotune.initial_parallelism`), and prefetching is tuned all the same. The iterators with which
+    tf.distribute feeds accelerators have such threads of their own, which no option reaches.
     """
-    if dataset.options().autotune.enabled is not None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # in a graph only what Python knows of the options is found: all that we want
+        wanted = dataset.options().autotune.enabled
+    if wanted is not None:
         return dataset
     options = tf.data.Options()
     options.autotune.enabled = False

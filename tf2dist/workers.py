@@ -134,6 +134,10 @@ class Remote:
     def _on_each_worker(self, dataset):
         @tf.function
         def datasets():
+            if not self.strategy.extended._num_gpus_per_worker:
+                # What a worker has made in its memory is read as it is. tf.distribute's iterators would put another
+                # two in between, which tune themselves (see `untuned`).
+                return dataset()
             return self.strategy.distribute_datasets_from_function(lambda context: dataset())
 
         return iter(self.coordinator.create_per_worker_dataset(datasets))

@@ -20,7 +20,7 @@ import pytest
 from launch import ports
 
 ROOT = pathlib.Path(__file__).parents[2]
-LIMIT = 6.0  # seconds that a task waits for the others
+LIMIT = 10.0  # seconds that a task waits for the others
 DEADLINE = 250.0
 PROGRAM = """
 from trainers import job
@@ -71,11 +71,11 @@ def hosts(*flags):
 OTHER = {**PS, "ps": ["D", "127.0.0.1:1"]}
 CHIEF, WORKERS, SERVER = at("chief", 0), [at("worker", 0), at("worker", 1)], at("ps", 0)
 CASES = [
-    Case("a missing server", "ps 0 at D is missing after 6 s: connection refused", 1, CHIEF, WORKERS),
-    Case("a missing worker", "worker 1 at C is missing after 6 s: connection refused", 1, CHIEF, [WORKERS[0], SERVER]),
-    Case("a missing chief", "worker 0 waited 6 s for chief 0 at A, which did not come", 1, WORKERS[0], [SERVER]),
-    Case("a missing peer", "worker 1 at B is missing after 6 s", 1, at("worker", 0, PEERS)),
-    Case("a missing first peer", "worker 1 waited 6 s for worker 0 at A", 1, at("worker", 1, PEERS)),
+    Case("a missing server", "ps 0 at D is missing after 10 s: connection refused", 1, CHIEF, WORKERS),
+    Case("a missing worker", "worker 1 at C is missing after 10 s: connection refused", 1, CHIEF, [WORKERS[0], SERVER]),
+    Case("a missing chief", "worker 0 waited 10 s for chief 0 at A, which did not come", 1, WORKERS[0], [SERVER]),
+    Case("a missing peer", "worker 1 at B is missing after 10 s", 1, at("worker", 0, PEERS)),
+    Case("a missing first peer", "worker 1 waited 10 s for worker 0 at A", 1, at("worker", 1, PEERS)),
     Case("another cluster on a server", "was started with another cluster", 1, CHIEF, [*WORKERS, at("ps", 0, OTHER)]),
     Case("another cluster on a peer", "was started with another cluster", 1, at("worker", 0, PEERS),
          [at("worker", 1, {"worker": ["A", "B", "C"]})]),
@@ -84,9 +84,9 @@ CASES = [
     Case("a wrong index", "was started as worker 1, and is taken for worker 0", 1, at("chief", 0),
          [at("worker", 1, {**PS, "worker": ["C", "B"]}), SERVER]),
     Case("a task that is started twice", "port D", 2, SERVER, stranger=b""),
-    Case("a host that is not known", "at nowhere.invalid:1 is missing after 6 s: no such host", 1,
+    Case("a host that is not known", "at nowhere.invalid:1 is missing after 10 s: no such host", 1,
          at("worker", 0, {"worker": ["A", "nowhere.invalid:1"]})),
-    Case("something that answers nothing", "at D is missing after 6 s: it accepts connections, but does not answer", 1,
+    Case("something that answers nothing", "at D is missing after 10 s: it accepts connections, but does not answer", 1,
          at("worker", 0, {"worker": ["A", "D"]}), stranger=b""),
     Case("something that answers something else", "but does not answer as a task of this job", 1,
          at("worker", 0, {"worker": ["A", "D"]}), stranger=b"HTTP/1.1 400 Bad Request\r\n\r\n"),
