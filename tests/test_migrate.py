@@ -109,6 +109,7 @@ def train(server, session, graph, feed_dict, is_chief):
     ",".join(server.target)
     connect("grpc://" + hosts[0], os.environ["CLUSTER_SPEC"], "a sentence about grpc://")
     build(w, partitioner, global_step=step, partitioner=partitioner)
+    options.experimental.collective_graph_key = 6
 """
 
 
@@ -142,6 +143,7 @@ def test_objects_that_come_from_elsewhere():
         (22, "session"),
         (23, "global-step"),
         (23, "partitioned-variables"),
+        (24, "towers"),
     ]
     assert rows("self.server.join(); server.target") == []  # no program of TensorFlow
 

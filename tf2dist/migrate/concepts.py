@@ -92,7 +92,8 @@ CONCEPTS = [
             "moving_averages"),
     Concept("towers", "strategy mirrored or central", "contrib.nccl.* contrib.all_reduce.* "
             "contrib.estimator.replicate_model_fn contrib.estimator.TowerOptimizer",
-            "compute_gradients apply_gradients average_gradients", "nccl_ops collective_ops all_reduce"),
+            "compute_gradients apply_gradients average_gradients collective_graph_key",
+            "nccl_ops collective_ops all_reduce"),
     Concept("in-graph-replication", "tf2dist.fit's coordinator sends the work"),
     Concept("between-graph-replication", "tf2dist.fit under strategy ps"),
     Concept("sync-replicas", 'tf2dist.ParameterServer("sync")', "train.SyncReplicasOptimizer.* "
