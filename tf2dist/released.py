@@ -21,8 +21,13 @@ def wait_for_servers_without_the_lock() -> None:
     holds the lock: a server that does not answer stops all threads of the coordinator, also those that notice that it
     is gone, and that give signs of life to the others. `ctypes` calls the same functions of TensorFlow's C interface
     (tensorflow/c/eager/c_api.h) and releases the lock. Errors of a function that runs in this process then do not
-    say where in Python each of its operations was made.
+    say where in Python each of its operations was made. A TensorFlow that is built into fewer files than the wheels
+    for Linux are keeps its own way.
     """
+    try:
+        _library()
+    except OSError:
+        return
     here = context.context()
     here.add_c_function = functools.partial(_add, here)
     here.remove_function = functools.partial(_remove, here)

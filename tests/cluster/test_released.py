@@ -45,3 +45,16 @@ def test_tensorflow_itself_still_stops_them(stopped, tmp_path, change):
     time.sleep(8)  # 8 times as long as they take otherwise
     assert not (tmp_path / "others_run").exists()
     goes_on(job)
+
+
+def test_a_tensorflow_without_that_library_keeps_its_own_way(tf, monkeypatch):
+    from tensorflow.python.eager import context
+
+    from tf2dist import released
+
+    def missing():
+        raise OSError("libtensorflow_cc.so.2: cannot open shared object file")
+
+    monkeypatch.setattr(released, "_library", missing)
+    released.wait_for_servers_without_the_lock()
+    assert not {"add_c_function", "remove_function"} & set(vars(context.context()))
