@@ -1,4 +1,4 @@
-"""The devices of this process: GPUs where there are some, else virtual CPU devices that stand in for them."""
+"""Devices: GPUs where there are some, else virtual CPU devices that stand in for them."""
 
 from __future__ import annotations
 
@@ -62,6 +62,15 @@ def hide_gpus() -> None:
     """Keeps this process off the GPUs: a coordinator only sends steps to workers, which may be on the same host."""
     if tf.config.list_physical_devices("GPU"):
         tf.config.set_visible_devices([], "GPU")
+
+
+def on_accelerators(strategy: tf.distribute.Strategy) -> bool:
+    """Do its replicas, in this process or on each worker, compute on anything but CPUs?"""
+    try:
+        devices = strategy.extended.worker_devices
+    except RuntimeError:  # TensorFlow's default strategy, one replica wherever TensorFlow puts it
+        return False
+    return any("CPU" not in device.upper() for device in devices)
 
 
 def session_options(cluster: Cluster) -> tf.compat.v1.ConfigProto:

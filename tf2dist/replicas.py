@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import tensorflow as tf
 
-from tf2dist import peers
+from tf2dist import devices, peers
 from tf2dist.execution import BATCHES, Done
 from tf2dist.parts import Part, one_by_one
 from tf2dist.step import Outputs, Steps
@@ -25,7 +25,7 @@ class Local:
         self.peers, rank = peers.of(strategy)
         replicas = strategy.num_replicas_in_sync // self.peers
         self.part = Part(first=rank * replicas, count=replicas, total=strategy.num_replicas_in_sync)
-        self._on_accelerators = any("CPU" not in device.upper() for device in _devices(strategy))
+        self._on_accelerators = devices.on_accelerators(strategy)
         self._done: deque[Done] = deque()
         self.position = 0
         self._seconds = 0.0
@@ -143,11 +143,3 @@ class Local:
         if name not in self._compiled:
             self._compiled[name] = make()
         return self._compiled[name]
-
-
-def _devices(strategy) -> tuple[str, ...]:
-    """The devices of this process's replicas; none for TensorFlow's default strategy, which is one replica."""
-    try:
-        return tuple(strategy.extended.worker_devices)
-    except RuntimeError:
-        return ()

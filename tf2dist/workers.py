@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf2dist import keras3
+from tf2dist import devices, keras3
 from tf2dist.execution import BATCHES, Done
 from tf2dist.local_steps import LocalSteps
 from tf2dist.locked import locked
@@ -134,7 +134,7 @@ class Remote:
     def _on_each_worker(self, dataset):
         @tf.function
         def datasets():
-            if not self.strategy.extended._num_gpus_per_worker:
+            if not devices.on_accelerators(self.strategy):
                 # What a worker has made in its memory is read as it is. tf.distribute's iterators would put another
                 # two in between, which tune themselves (see `untuned`).
                 return dataset()
