@@ -14,11 +14,12 @@ import pkgutil
 import sys
 
 import benchmarks
+from tf2dist.command import Parser
 
 
 def main(argv: list[str]) -> int:
     names = sorted(m.name for m in pkgutil.iter_modules(benchmarks.__path__) if not m.name.startswith("_"))
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("name", choices=[n for n in names if n not in ("programs", "rounds")])

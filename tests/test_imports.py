@@ -13,6 +13,7 @@ HEAVY = ("tensorflow", "keras", "numpy", "scipy", "sklearn", "matplotlib", "PIL"
 LIGHT = [
     "tf2dist",
     "tf2dist.cluster",
+    "tf2dist.command",
     "tf2dist.environments",
     "tf2dist.slurm",
     "tf2dist.listening",

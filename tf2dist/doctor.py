@@ -7,7 +7,6 @@ way, 1 if something is.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -18,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tf2dist import environments, preflight, quiet
 from tf2dist.cluster import Cluster, ClusterError, Task
+from tf2dist.command import Parser
 from tf2dist.listening import Listener, open_to_others
 from tf2dist.roles import Role, leader_of, role_of
 
@@ -31,7 +31,7 @@ _ROLES = {
 
 def main(arguments: list[str] | None = None) -> int:
     """Prints the report; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m tf2dist.doctor", description=__doc__, allow_abbrev=False)
+    parser = Parser(prog="python -m tf2dist.doctor", description=__doc__, allow_abbrev=False)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--timeout", type=float, default=5.0, metavar="S", help="for a peer to answer (default: 5)")
     options = parser.parse_args(arguments)

@@ -6,17 +6,17 @@ checkpoint. Nothing is written unless all is well.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
 
+from tf2dist.command import Parser
 from tf2dist.convert_checkpoint import ConvertError, find
 
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
-    parser = argparse.ArgumentParser(prog="python -m tf2dist.convert_checkpoint", allow_abbrev=False)
+    parser = Parser(prog="python -m tf2dist.convert_checkpoint", allow_abbrev=False)
     parser.add_argument("checkpoint", metavar="TF1_DIR", help="directory, or one checkpoint in it: DIR/model.ckpt-1000")
     parser.add_argument("out", metavar="OUT", help="NAME.keras for the model, NAME.weights.h5 for its weights")
     parser.add_argument(

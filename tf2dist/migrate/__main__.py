@@ -6,13 +6,13 @@ It changes nothing, and imports and runs nothing of the files. Exit status: 0 al
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import stat
 import sys
 from collections.abc import Iterator, Sequence
 
+from tf2dist.command import Parser
 from tf2dist.migrate import source
 from tf2dist.migrate.uses import uses
 
@@ -21,7 +21,7 @@ _CODING = re.compile(rb"^[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)")
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
-    parser = argparse.ArgumentParser(prog="python -m tf2dist.migrate", allow_abbrev=False)
+    parser = Parser(prog="python -m tf2dist.migrate", allow_abbrev=False)
     parser.add_argument("files", metavar="FILE", nargs="+", help="a program, or a directory of them")
     options = parser.parse_args(arguments)
     status, rows, count, files = 0, {}, 0, 0

@@ -1,6 +1,5 @@
 """`python -m tf2dist.data.tfrecord`: writes any data set as TFRecord files."""
 
-import argparse
 import contextlib
 import os
 import signal
@@ -8,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from tf2dist.atomic import replacing
+from tf2dist.command import Parser
 from tf2dist.data import images, tfrecord
 from tf2dist.data.errors import DataError
 
@@ -15,14 +15,9 @@ DESCRIPTION = """Writes a data set of 28x28 images as TFRecord files, with the f
 label (int64). Both files are written, or neither."""
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message):
-        self.exit(2, f"{self.prog}: error: {message}; see --help\n")
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0 done, 1 failed on the way, 2 a wrong command or data that is not there."""
-    parser = _Parser("python -m tf2dist.data.tfrecord", description=DESCRIPTION, allow_abbrev=False)
+    parser = Parser("python -m tf2dist.data.tfrecord", description=DESCRIPTION, allow_abbrev=False)
     parser.add_argument(
         "--dataset",
         default="auto",
