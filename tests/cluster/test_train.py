@@ -119,3 +119,14 @@ def test_upstream_does_not_train(layout, results):
         assert "ShardedVariable" in said["partitioner"]
     else:
         assert "Attempt to convert a value (PerReplica" in said["fit"]
+
+
+@pytest.mark.slow
+def test_the_way_to_accelerators(by_hand, tmp_path):
+    """Workers with GPUs read through tf.distribute's iterators; here those without take that way."""
+    job = by_hand(f"{PROGRAMS}.accelerators", str(tmp_path))
+    status, error = job.ends("chief 0")
+    assert status == 0, error
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["updates"] == 40 * 60
+    assert result["history"]["loss"][-1] < result["history"]["loss"][0]
