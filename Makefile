@@ -6,20 +6,31 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # Two at a time; a file in one process, so that the clusters and models that its tests share are made once.
 PYTEST := $(BIN)/python -m pytest --numprocesses=2 --dist=loadfile
 
-.PHONY: train test test-all check bench clean
+.PHONY: train test test-slow test-exhaustive test-all fuzz check bench clean
 
 train: $(VENV)/installed  ## train on handwritten digits, on a local parameter server cluster
 	$(BIN)/python -m trainers.mnist --strategy=ps
 
-test: $(VENV)/installed-test  ## the tests, under ten minutes on two cores
-	$(PYTEST) -m "not slow"
+test: $(VENV)/installed-test  ## what every module does, and a cluster of each kind: four minutes on two cores
+	$(PYTEST) -m "not slow and not exhaustive"
 
-test-all: $(VENV)/installed-test  ## and the slow ones
+test-slow: $(VENV)/installed-test  ## what takes longer: half an hour; a third process waits
+	$(PYTEST) --numprocesses=3 -m "slow and not exhaustive" --durations=40
+
+test-exhaustive: $(VENV)/installed-test  ## all combinations of what these try in samples
+	$(PYTEST) -m exhaustive --durations=40
+
+test-all: $(VENV)/installed-test  ## all of them
 	$(PYTEST)
 
-check: $(VENV)/installed-dev  ## format, lint and types
+N ?= 60
+fuzz: $(VENV)/installed-test  ## N random trainings a strategy, compared with those of Keras on one device
+	$(BIN)/python -m tests.differential --seeds=0:$(N)
+
+check: $(VENV)/installed-dev  ## format, lint, who imports whom, and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 bench: $(VENV)/installed-test  ## speed beside the alternatives, in one run
@@ -34,7 +45,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/installed: pyproject.toml | $(BIN)/python
-	$(PIP) --editable .
+	$(PIP) --editable '.[trainers]'
 	@touch $@
 
 $(VENV)/installed-test: pyproject.toml | $(BIN)/python

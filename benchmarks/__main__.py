@@ -14,7 +14,7 @@ import pkgutil
 import sys
 
 import benchmarks
-from tf2dist.command import Parser
+from tf2dist.system.commands import Parser
 
 
 def main(argv: list[str]) -> int:

@@ -41,17 +41,17 @@ def run(rounds: int) -> dict:
 
 def _ready(strategy_name: str, replicas: int, contestant, per_execution: int | None):
     """Makes model and data in this process; returns the function that measures the contestant."""
-    from tf2dist import quiet
+    from tf2dist.runtime import tensorflow_import
 
-    quiet.import_tensorflow()
+    tensorflow_import.import_tensorflow()
     import tf2dist
-    from tf2dist.data import synthetic
-    from tf2dist.data.feeds import scaled
-    from trainers.networks import PRESETS
+    from tf2dist.data import synthetic_dataset
+    from tf2dist.data.image_batches import scale_pixels
+    from trainers.mnist_networks import PRESETS
 
     strategy = tf2dist.make_strategy(strategy_name, replicas=replicas)
-    (images, labels), _ = synthetic.load(train=60_000, test=1)
-    feed = tf2dist.Examples((images, labels), _PER_REPLICA * replicas, seed=1, transform=scaled)
+    (images, labels), _ = synthetic_dataset.load(train=60_000, test=1)
+    feed = tf2dist.Examples((images, labels), _PER_REPLICA * replicas, seed=1, transform=scale_pixels)
     with strategy.scope():
         model = PRESETS["sigmoid"].build(1e-3)
     train = contestant(model, feed, per_execution)
@@ -76,9 +76,9 @@ def _keras(model, feed, per_execution):
 
 
 def _batches(feed):
-    from tf2dist.parts import Part
+    from tf2dist.input.batch_slicing import ReplicaSlices
 
-    return feed.stream(feed.tensors(), Part(), 0)
+    return feed.training_batches(feed.remote_tensors(), ReplicaSlices(), 0)
 
 
 def _by_hand(model, feed, per_execution):

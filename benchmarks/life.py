@@ -61,31 +61,31 @@ def run(rounds: int) -> dict:
 
 def _engine(name: str, side: int, generations: int):
     """Makes the engine and its board; returns the function that measures it."""
-    from tf2dist import quiet
+    from tf2dist.runtime import tensorflow_import
 
-    quiet.import_tensorflow()
-    from tf2dist.life import words
-    from tf2dist.life.engines import make_engine
-    from tf2dist.life.rule import LIFE
+    tensorflow_import.import_tensorflow()
+    from trainers.life import packed_board
+    from trainers.life.engines import make_engine
+    from trainers.life.rule import LIFE
 
     engine = make_engine(name, LIFE, side, side, "torus")
-    start = engine.load(words.random(side, side, seed=1))
+    start = engine.load(packed_board.random(side, side, seed=1))
 
     def measure() -> float:
         began = time.perf_counter()
-        engine.same(start, engine.advance(start, generations))  # waits for it, and costs less than a generation
+        engine.equal(start, engine.advance(start, generations))  # waits for it, and costs less than a generation
         return side * side * generations / (time.perf_counter() - began) / 1e6
 
     return measure
 
 
 def _golly(folder: str):
-    from tf2dist.life import patterns, words
-    from tf2dist.life.rule import LIFE
+    from trainers.life import packed_board, pattern_files
+    from trainers.life.rule import LIFE
 
     path = os.path.join(folder, "start.rle")
-    cells = words.live(words.random(_SIDE, _SIDE, seed=1))
-    patterns.write(path, patterns.Pattern(cells, _SIDE, _SIDE, LIFE, (_SIDE, _SIDE, "torus")))
+    cells = packed_board.living_cells(packed_board.random(_SIDE, _SIDE, seed=1))
+    pattern_files.write(path, pattern_files.Pattern(cells, _SIDE, _SIDE, LIFE, (_SIDE, _SIDE, "torus")))
 
     def seconds(generations: int) -> float:
         command = ["bgolly", "-q", "-q", "-a", "QuickLife", "-m", str(generations), "-i", "1", path]
@@ -103,9 +103,9 @@ def _golly(folder: str):
 def _copy():
     import numpy as np
 
-    from tf2dist.life import words
+    from trainers.life import packed_board
 
-    board = words.random(_LARGE, _LARGE, seed=1)
+    board = packed_board.random(_LARGE, _LARGE, seed=1)
     other = np.zeros_like(board)
 
     def measure() -> float:

@@ -32,10 +32,10 @@ def run(rounds: int) -> dict:
 
 
 def _ours():
-    from tf2dist import quiet
+    from tf2dist.runtime import tensorflow_import
 
-    tf = quiet.import_tensorflow()
-    from tf2dist import threefry
+    tf = tensorflow_import.import_tensorflow()
+    from trainers.common import threefry
 
     def measure() -> float:
         began = time.perf_counter()

@@ -13,7 +13,7 @@ import pathlib
 import tempfile
 
 from benchmarks.rounds import table
-from launch import local
+from tf2dist.launch.backends import local
 
 _FROM, _STEPS = 1000, 4000  # updates
 _BATCH = 100

@@ -11,9 +11,40 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import numpy as np
 import pytest
 
+from tests.jobs import by_hand, launched  # noqa: F401 (fixtures)
+
 SINGLE_PROCESS = ("one", "mirrored", "central")
+# Files whose tests mostly wait (for silence, for restarts): one after the other, beside those that compute.
+_WAITING = (
+    "test_ssh", "test_kubelet", "test_slurm", "test_lost_tasks", "test_killed_workers", "test_restarts",
+    "test_gil_released_calls",
+)  # fmt: skip
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """One process runs all tests of a file, since they share what they have made; and one process waits."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduler(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            file = nodeid.partition("::")[0]
+            return "waiting" if os.path.basename(file).removesuffix(".py") in _WAITING else file
+
+    return Scheduler(config, log)
+
+
 # For what takes long: mirrored, which differs most from Keras alone, is always run.
 SINGLE_PROCESS_SLOWLY = [pytest.param(s, marks=() if s == "mirrored" else pytest.mark.slow) for s in SINGLE_PROCESS]
+
+
+def sampled(table, sample, slow=()):
+    """Parameters of a table: `sample` in `make test`, `slow` in `make test-slow`, the others when all are asked for."""
+    assert {*sample, *slow} <= {*table}
+    marks = {**dict.fromkeys(slow, pytest.mark.slow), **dict.fromkeys(sample, ())}
+    return [
+        pytest.param(*(p if isinstance(p, tuple) else (p,)), marks=marks.get(p, pytest.mark.exhaustive)) for p in table
+    ]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -21,18 +52,26 @@ def tf():
     """TensorFlow, its CPU split into four devices before any test touches them, whichever comes first."""
     import tensorflow
 
-    from tf2dist import devices
+    from tf2dist.runtime import devices
 
     devices.make_virtual_cpus(4)
     return tensorflow
 
 
-@pytest.fixture(params=SINGLE_PROCESS)
-def strategy(request, tf):
-    """Each strategy of one process; two replicas where it has several."""
-    from tf2dist import make_strategy
+def strategies(names):
+    """A fixture: each of these strategies of one process, mirrored alone in `make test`; two replicas if several."""
 
-    return make_strategy(request.param, replicas=None if request.param == "one" else 2)
+    @pytest.fixture(params=names)
+    def strategy(request, tf):
+        from tf2dist import make_strategy
+
+        return make_strategy(request.param, replicas=None if request.param == "one" else 2)
+
+    return strategy
+
+
+# Central takes the way of mirrored but for where its variables are; the tests of `fit` and of checkpoints add it.
+strategy = strategies(SINGLE_PROCESS_SLOWLY[:2])
 
 
 @pytest.fixture(scope="session")
@@ -42,3 +81,27 @@ def digits():
 
     (images, labels), _ = load(Source("digits"))
     return (images[:200] / 255.0).astype(np.float32), labels[:200]
+
+
+NO_SKIP = "TF2DIST_TESTS_NO_SKIP"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    return _failed_if_skipped(report)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector):
+    report = yield
+    return _failed_if_skipped(report)
+
+
+def _failed_if_skipped(report):
+    """Where nothing may be left out (`.ci/run`), a test that is skipped has failed. One that needs a GPU has a mark."""
+    if report.skipped and os.environ.get(NO_SKIP, "0") != "0" and not hasattr(report, "wasxfail"):
+        why = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        report.outcome = "failed"
+        report.longrepr = f"{NO_SKIP} is set, and this was left out: {why}"
+    return report

@@ -36,6 +36,15 @@ def with_losses_of_layers():
     return classifier(keras.optimizers.SGD(0.1), *extra, regularizer="l2")
 
 
+def weighted():
+    """A model whose loss is a mean over sample weights, and what it is trained on: without weights, with, without."""
+    model = classifier(keras.optimizers.SGD(0.1))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="mean_with_sample_weight")
+    model.compile(keras.optimizers.SGD(0.1), loss)
+    rows = data()
+    return model, [rows, (*rows, np.linspace(0.0, 2.0, ROWS, dtype=np.float32)), rows]
+
+
 def weights(model):
     """The trained weights as one list of arrays."""
     return [keras.ops.convert_to_numpy(v) for v in model.trainable_variables]

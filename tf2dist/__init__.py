@@ -4,44 +4,48 @@ The names below are imported when they are first used, so that `import tf2dist` 
 that only needs a `Cluster` never pays for TensorFlow.
 """
 
+# The signatures name types of TensorFlow and Keras, which ship none.
+# pyright: strict, reportUnknownVariableType=false
+
 import importlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tf2dist import layers
-    from tf2dist.checkpoint import Checkpoint
-    from tf2dist.cluster import AnyJobs, Cluster, ClusterError, Task
+    from tf2dist.cluster.roles import Role, role_of
+    from tf2dist.cluster.spec import AnyJobs, Cluster, ClusterError, Task
+    from tf2dist.cluster.strategies import STRATEGIES
     from tf2dist.errors import ShardError
-    from tf2dist.examples import Examples
-    from tf2dist.joining import connect, join
-    from tf2dist.loop import evaluate, fit, predict, updates
-    from tf2dist.mapreduce import map_reduce
-    from tf2dist.names import STRATEGIES
-    from tf2dist.parameter_server import ParameterServer
-    from tf2dist.roles import Role, role_of, serve
-    from tf2dist.strategy import make_strategy
+    from tf2dist.input.array_adapter import Examples
+    from tf2dist.map_reduce.map_reduce import map_reduce
+    from tf2dist.parameter_server.options import ParameterServer
+    from tf2dist.runtime.server import serve
+    from tf2dist.runtime.session import connect, join
+    from tf2dist.runtime.strategies import make_strategy
+    from tf2dist.training.api import evaluate, fit, predict, updates
+    from tf2dist.training.checkpoint import Checkpoint
 
 _HOME = {
-    "AnyJobs": "cluster",
-    "Cluster": "cluster",
-    "ClusterError": "cluster",
-    "Task": "cluster",
-    "Checkpoint": "checkpoint",
-    "Examples": "examples",
-    "connect": "joining",
-    "join": "joining",
-    "fit": "loop",
-    "evaluate": "loop",
-    "predict": "loop",
-    "updates": "loop",
-    "map_reduce": "mapreduce",
+    "AnyJobs": "cluster.spec",
+    "Cluster": "cluster.spec",
+    "ClusterError": "cluster.spec",
+    "Task": "cluster.spec",
+    "Checkpoint": "training.checkpoint",
+    "Examples": "input.array_adapter",
+    "connect": "runtime.session",
+    "join": "runtime.session",
+    "fit": "training.api",
+    "evaluate": "training.api",
+    "predict": "training.api",
+    "updates": "training.api",
+    "map_reduce": "map_reduce.map_reduce",
     "ShardError": "errors",
-    "ParameterServer": "parameter_server",
-    "Role": "roles",
-    "role_of": "roles",
-    "serve": "roles",
-    "STRATEGIES": "names",
-    "make_strategy": "strategy",
+    "ParameterServer": "parameter_server.options",
+    "Role": "cluster.roles",
+    "role_of": "cluster.roles",
+    "serve": "runtime.server",
+    "STRATEGIES": "cluster.strategies",
+    "make_strategy": "runtime.strategies",
 }
 
 __all__ = [
@@ -69,7 +73,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> Any:
     """Imports the module that holds `name` (PEP 562)."""
     if name == "layers":
         return importlib.import_module("tf2dist.layers")
@@ -80,5 +84,5 @@ def __getattr__(name: str):
     return value
 
 
-def __dir__():
+def __dir__() -> list[str]:
     return sorted(__all__)

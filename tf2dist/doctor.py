@@ -15,11 +15,12 @@ import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-from tf2dist import environments, preflight, quiet
-from tf2dist.cluster import Cluster, ClusterError, Task
-from tf2dist.command import Parser
-from tf2dist.listening import Listener, open_to_others
-from tf2dist.roles import Role, leader_of, role_of
+from tf2dist.cluster import environments, rendezvous
+from tf2dist.cluster.open_ports import Listener, open_to_others
+from tf2dist.cluster.roles import Role, leader_of, role_of
+from tf2dist.cluster.spec import Cluster, ClusterError, Task
+from tf2dist.runtime import tensorflow_import
+from tf2dist.system.commands import Parser
 
 _ROLES = {
     Role.PEER: "runs the loop in lockstep with its peers",
@@ -50,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def examine(timeout: float) -> dict:
     """The report: `versions`, `cores`, `memory`, `devices`, `cluster`, `peers`, `open_ports`, `problems`."""
-    report: dict = {"versions": preflight.versions() | {"python": platform.python_version()}, "problems": []}
+    report: dict = {"versions": rendezvous.versions() | {"python": platform.python_version()}, "problems": []}
     report["cores"] = len(os.sched_getaffinity(0))
     report["memory"] = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     problems = report["problems"]
@@ -104,7 +105,7 @@ def _peers(cluster: Cluster, timeout: float, problems: list[str]) -> list[dict]:
 
 def _check_port(cluster: Cluster, problems: list[str]) -> None:
     try:
-        preflight.check_port(cluster)
+        rendezvous.check_port_free(cluster)
     except ClusterError as error:
         problems.append(str(error))
 
@@ -141,7 +142,7 @@ def _peer(cluster: Cluster, task: Task, timeout: float) -> dict:
 
 def _devices(problems: list[str]) -> list[dict]:
     try:
-        tf = quiet.import_tensorflow()
+        tf = tensorflow_import.import_tensorflow()
     except ImportError as error:
         problems.append(f"TensorFlow cannot be imported: {error}")
         return []
@@ -157,10 +158,9 @@ def _devices(problems: list[str]) -> list[dict]:
 
 def _gpu_memory(tf, name: str) -> int | None:
     """Bytes that TensorFlow may use of a GPU; None if it does not say."""
-    from tensorflow.python.client import device_lib  # the only place that says it
+    from tf2dist.compat.device_list import memory_limits
 
-    local = {found.name.removeprefix("/device:"): found.memory_limit for found in device_lib.list_local_devices()}
-    return local.get(name)
+    return memory_limits().get(name)
 
 
 def lines(report: dict) -> list[str]:

@@ -5,6 +5,10 @@ import re
 _HEADINGS = ("Graph execution error", "Detected at node", "File ", "<stack", "Additional GRPC", "2 root error")
 
 
+class UsageError(ValueError):
+    """A command or call that cannot be right; the message is one line: what, what was found, what would be right."""
+
+
 class TrainingError(ValueError):
     """A training that cannot go on: the loss is NaN, say. The message is one line, with what to do."""
 

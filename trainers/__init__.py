@@ -1,1 +1,5 @@
-"""Programs that train, or compute, on any strategy: python -m trainers.NAME."""
+"""Programs to run on any strategy: `python -m trainers.NAME`.
+
+NAME is hello, linear, mapreduce, matmul, mnist, pi, recommender or life. `NAME_*.py` belongs to the program NAME, and
+`common` is what all of them share.
+"""

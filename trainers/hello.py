@@ -5,10 +5,10 @@ By hand, in any order: python -m trainers.hello --job_name=local --task_index=0,
 
 from absl import flags
 
-from tf2dist import placement
-from tf2dist.cluster import AnyJobs, ClusterError, Task
-from trainers import job
-from trainers.flags import UsageError
+from tf2dist.cluster.spec import AnyJobs, ClusterError, Task
+from tf2dist.errors import UsageError
+from tf2dist.runtime import placement
+from trainers.common import main
 
 _HOSTS = flags.DEFINE_list(
     "hosts", None, "Tasks of a job of any name, which --job_name gives, host:port,...; task 0 computes. "
@@ -20,11 +20,11 @@ _DEVICES = flags.DEFINE_list(
     "Those of the first two tasks, or this process's first and last."
 )  # fmt: skip
 
-_TWO = ["localhost:2222", "localhost:2223"]
+_DEFAULT_HOSTS = ["localhost:2222", "localhost:2223"]
 
 
 def cluster():
-    """The tasks of a job that is neither ps nor worker; None if there is none."""
+    """Returns the cluster of --hosts and a --job_name other than ps and worker; None for other clusters."""
     name, index = flags.FLAGS.job_name, flags.FLAGS.task_index
     if flags.FLAGS.ps_hosts or flags.FLAGS.worker_hosts:
         if _HOSTS.value:
@@ -37,11 +37,11 @@ def cluster():
         raise ClusterError(
             f"{found} needs {'--task_index' if name else '--job_name, which may be any'}: which task is this?"
         )
-    return AnyJobs({name: tuple(_HOSTS.value or _TWO)}, Task(name, index))
+    return AnyJobs({name: tuple(_HOSTS.value or _DEFAULT_HOSTS)}, Task(name, index))
 
 
 def prepare(shared):
-    """Checks the flags before anything heavy is imported."""
+    """Checks the flags, before TensorFlow is imported."""
     if _DEVICES.value is not None and len(_DEVICES.value) != 2:
         raise UsageError(f"--devices={','.join(_DEVICES.value)} names {len(_DEVICES.value)}; two are right")
     if wrong := [device for device in _DEVICES.value or () if not placement.is_device(device)]:
@@ -51,7 +51,7 @@ def prepare(shared):
 
 
 def train(run, prepared):
-    """Greets, and computes 2 - 66 + 2 + 300."""
+    """Greets from every task, and computes (2 - 66) + (2 + 300)."""
     import tensorflow as tf
 
     tasks = _tasks(run.shared.cluster)
@@ -60,11 +60,11 @@ def train(run, prepared):
             said = tf.strings.join(["Hello, ", "distributed TensorFlow!"])
         run.say(f"{task}: {said.numpy().decode()}")
 
-    first, second = _DEVICES.value or _two(list(tasks.values()))
+    first, second = _DEVICES.value or _default_devices(list(tasks.values()))
     steps = []
 
     def on(device, text, operation, *arguments):
-        """Runs the operation on the device and notes where it was."""
+        """Runs the operation on the device and records where TensorFlow placed it."""
         try:
             with tf.device(device):
                 result = operation(*arguments, name=text.replace(" ", ""))
@@ -85,22 +85,26 @@ def train(run, prepared):
 
 
 def _tasks(cluster) -> dict[str, str]:
-    """Every task in words, and how its devices begin; without a cluster this process."""
+    """Returns the prefix of each task's device names, by the task in words; without a cluster, this process's."""
     if cluster is None:
         return {"this process": ""}
     tasks = [task for task in cluster.tasks if task.job != "evaluator"]
     return {f"{task} at {cluster.address(task)}": f"/job:{task.job}/task:{task.index}" for task in tasks}
 
 
-def _two(places: list[str]) -> tuple[str, str]:
-    """Two devices: one of each of the first two tasks, or the first and the last of this process."""
+def _default_devices(prefixes: list[str]) -> tuple[str, str]:
+    """Returns two devices: one of each of the first two tasks, or the first and the last of this process.
+
+    Args:
+      prefixes: of device names, one a task.
+    """
     import tensorflow as tf
 
-    if len(places) > 1:
-        return f"{places[0]}/cpu:0", f"{places[1]}/cpu:0"
+    if len(prefixes) > 1:
+        return f"{prefixes[0]}/cpu:0", f"{prefixes[1]}/cpu:0"
     names = [placement.short(d.name) for kind in ("CPU", "GPU") for d in tf.config.list_logical_devices(kind)]
     return names[0], names[-1]
 
 
 if __name__ == "__main__":
-    job.run(train, prepare, has_strategy=False, cluster=cluster)
+    main.run(train, prepare, has_strategy=False, cluster=cluster)

@@ -13,18 +13,19 @@ from dataclasses import dataclass
 
 from absl import flags
 
-from trainers import job
-from trainers.flags import UsageError
+from tf2dist.errors import UsageError
+from trainers.common import main, training_flags
 
 
 @dataclass(frozen=True)
 class Preset:
-    """Points, and a model with its numbers.
+    """Points, a model, and its hyperparameters.
 
     Attributes:
-      points: makes them from the seed.
+      points: makes the points from the seed.
       model: makes the compiled model from the learning rate.
-      max_steps, print_every: of updates of one point each: how many, and between two lines of progress.
+      max_steps: updates of one point each.
+      print_every: updates of one point each between two lines of progress.
     """
 
     points: Callable
@@ -34,16 +35,16 @@ class Preset:
     print_every: int
 
 
-def _known(seed: int):
-    from tf2dist.data.linear import Known
+def _fixed_points(seed: int):
+    from trainers.linear_points import FixedPoints
 
-    return Known(2.0, 0.2, 0.4, seed)
+    return FixedPoints(2.0, 0.2, 0.4, seed)
 
 
-def _fresh(seed: int):
-    from tf2dist.data.linear import Fresh
+def _fresh_points(seed: int):
+    from trainers.linear_points import FreshPoints
 
-    return Fresh(2.0, 10.0, 0.33, seed)
+    return FreshPoints(2.0, 10.0, 0.33, seed)
 
 
 def _compiled(kernel, bias, optimizer, jit_compile: bool):
@@ -60,7 +61,7 @@ def _adagrad(learning_rate: float, *, seed, jit_compile):
     """From (-1, -2); Adagrad as TensorFlow 1 had it: the sum of squares starts at 0.1, and nothing is added to it."""
     import keras
 
-    from tf2dist.averaging import AveragingAdagrad
+    from tf2dist.optimizers.averaging import AveragingAdagrad
 
     w, b = (keras.initializers.Constant(value) for value in (-1.0, -2.0))
     optimizer = AveragingAdagrad(learning_rate, initial_accumulator_value=0.1, epsilon=0.0)
@@ -76,8 +77,8 @@ def _sgd(learning_rate: float, *, seed, jit_compile):
 
 
 PRESETS = {
-    "adagrad": Preset(_known, _adagrad, 0.8, 100 * 101, 10 * 101),
-    "sgd": Preset(_fresh, _sgd, 1e-5, 500_000, 1000),
+    "adagrad": Preset(_fixed_points, _adagrad, 0.8, 100 * 101, 10 * 101),
+    "sgd": Preset(_fresh_points, _sgd, 1e-5, 500_000, 1000),
 }
 _PRESET = flags.DEFINE_enum("preset", "adagrad", list(PRESETS), "Points, optimizer and their numbers.")
 _MAX_STEPS = flags.DEFINE_integer("max_steps", None, "Updates; the preset's.", lower_bound=1)
@@ -88,14 +89,13 @@ _LEARNING_RATE = flags.DEFINE_float("learning_rate", None, "The preset's if not 
 _SYNC = flags.DEFINE_boolean("sync", False, "Under ps: updates of all workers' gradients on the same weights.")
 _SAVE_SECONDS = flags.DEFINE_float("save_seconds", 10.0, "Between two checkpoints in --logdir.", lower_bound=0.1)
 
-_MOST = {"ps": 100}  # steps in an execution: a worker that dies takes some along
 _STEPS_PER_EXECUTION = 1000
+_STEPS_PER_PS_EXECUTION = 100  # fewer, because an execution is repeated when its worker dies
 
 
 def prepare(shared):
-    """Checks the flags before anything heavy is imported."""
-    if not math.isfinite(_LEARNING_RATE.value or 0.0):
-        raise UsageError(f"--learning_rate={_LEARNING_RATE.value} is no number to learn with; give one from 0 on")
+    """Checks the flags, before TensorFlow is imported."""
+    training_flags.check_learning_rate(_LEARNING_RATE.value)
     if not math.isfinite(_SAVE_SECONDS.value):
         raise UsageError(f"--save_seconds={_SAVE_SECONDS.value} is no number of seconds; give one from 0.1 on")
     if _SYNC.value and shared.strategy != "ps":
@@ -103,16 +103,18 @@ def prepare(shared):
 
 
 def train(run, prepared):
-    """Fits the line and compares it with the one that is known to be right."""
+    """Fits the line and compares it with the known solution."""
     import tf2dist
-    from trainers import chores, logdir
+    from trainers.common import logdir
+    from trainers.common.training_timer import TrainingTimer
+    from trainers.linear_progress import WeightAndBiasLines, weight_and_bias
 
     preset, shared = PRESETS[_PRESET.value], run.shared
     batch_size = _batch_size(run)
     points = preset.points(shared.seed)
-    each = batch_size if points.rows else 1  # as many passes, where there are passes
-    steps = _MAX_STEPS.value or math.ceil(preset.max_steps / each)
-    every = _STEPS_TO_VALIDATE.value or math.ceil(preset.print_every / each)
+    points_per_step = batch_size if points.rows else 1  # keeps the number of passes, where there are passes
+    steps = _MAX_STEPS.value or math.ceil(preset.max_steps / points_per_step)
+    every = _STEPS_TO_VALIDATE.value or math.ceil(preset.print_every / points_per_step)
     learning_rate = preset.learning_rate if _LEARNING_RATE.value is None else _LEARNING_RATE.value
     run.say(
         f"preset {_PRESET.value}, strategy {shared.strategy} ({shared.layout}), {batch_size} "
@@ -121,30 +123,32 @@ def train(run, prepared):
 
     with run.strategy.scope():
         model = preset.model(learning_rate, seed=shared.seed, jit_compile=shared.xla)
-    first_step = chores.FirstStep(run.began)
-    callbacks = [first_step, chores.LineOnTheWay(run.say, every, points.rows and points.rows / batch_size)]
+    timer = TrainingTimer(run.began)
+    callbacks = [timer, WeightAndBiasLines(run.say, every, points.rows and points.rows / batch_size)]
     callbacks += logdir.callbacks(run, every_seconds=_SAVE_SECONDS.value)
 
     began = time.perf_counter()
     tf2dist.fit(
         model,
-        points.feed(batch_size),
+        points.training_data(batch_size),
         epochs=1,
         steps_per_epoch=steps,
-        validation_data=points.test() if run.evaluates else None,
+        validation_data=points.test_data() if run.evaluates else None,
         callbacks=callbacks,
-        steps_per_execution=_execution(every, _MOST.get(shared.strategy, _STEPS_PER_EXECUTION)),
+        steps_per_execution=_steps_per_execution(
+            every, _STEPS_PER_PS_EXECUTION if shared.strategy == "ps" else _STEPS_PER_EXECUTION
+        ),
         parameter_server=tf2dist.ParameterServer("sync") if _SYNC.value else None,
         verbose=0,
     )
     if run.evaluates:
         return {}
     seconds = time.perf_counter() - began
-    loss = tf2dist.evaluate(model, points.test(), batch_size=1000)["loss"]
-    w, b = chores.line(model)
-    right_w, right_b = points.right
-    done, trained = tf2dist.updates(model), first_step.trained
-    run.say(f"w {w:.4f}  b {b:.4f}  loss {loss:.4f}; {points.name}: w {right_w:.4f}  b {right_b:.4f}")
+    loss = tf2dist.evaluate(model, points.test_data(), batch_size=1000)["loss"]
+    w, b = weight_and_bias(model)
+    right_w, right_b = points.solution
+    done, trained = tf2dist.updates(model), timer.updates
+    run.say(f"w {w:.4f}  b {b:.4f}  loss {loss:.4f}; {points.solution_name}: w {right_w:.4f}  b {right_b:.4f}")
     if trained < done:
         run.say(f"went on from a checkpoint of {done - trained:,} steps in {shared.logdir}")
     run.say(f"{trained:,} steps in {seconds:.1f} s, {trained / seconds:,.0f} steps/s")
@@ -165,17 +169,17 @@ def train(run, prepared):
 
 
 def _batch_size(run) -> int:
-    """One point for each replica that takes part in an update."""
+    """Returns the global batch size: one point for each replica that takes part in an update."""
     if _SYNC.value:
         return run.shared.cluster.count("worker")
     return run.strategy.num_replicas_in_sync
 
 
-def _execution(every: int, most: int) -> int:
-    """Steps in an execution: at most `most`, so that one ends where a line is due, if that leaves enough of them."""
+def _steps_per_execution(every: int, most: int) -> int:
+    """Returns a divisor of `every`, so that executions end where lines are due; `most` if all are small."""
     best = max(n for n in range(1, most + 1) if every % n == 0)
     return best if best >= min(every, most / 10) else most
 
 
 if __name__ == "__main__":
-    job.run(train, prepare)
+    main.run(train, prepare)

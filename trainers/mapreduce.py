@@ -1,4 +1,4 @@
-"""Computes statistics in slices, somewhere, and reduces them to one: python -m trainers.mapreduce --strategy=ps.
+"""Computes statistics of slices on workers and reduces them to one: python -m trainers.mapreduce --strategy=ps.
 
 --job=mean and variance merge counts, means and squared deviations of slices of any sizes; histogram counts in bins;
 ensemble trains classifiers apart and lets them answer together. The numbers are random ones in [0, 1), or in a file.
@@ -10,8 +10,8 @@ import math
 from absl import flags
 
 from tf2dist.data.errors import DataError
-from trainers import job
-from trainers.flags import UsageError
+from tf2dist.errors import UsageError
+from trainers.common import main
 
 _JOB = flags.DEFINE_enum("job", "mean", ["mean", "variance", "histogram", "ensemble"], "What to compute.")
 _SIZE = flags.DEFINE_integer("size", None, "How many random numbers; 100.", lower_bound=1, upper_bound=2**53)
@@ -22,12 +22,12 @@ _SLICES = flags.DEFINE_list(
 _BINS = flags.DEFINE_integer("bins", 10, "Of a histogram.", lower_bound=1, upper_bound=10**6)
 flags.DEFINE_alias("index", "task_index")
 
-_LARGEST = 2**22  # numbers in a slice, if not said otherwise
-_MODELS, _MOST_MODELS = 5, 10_000
+_MAX_SLICE = 2**22  # numbers in a slice, without --slices
+_DEFAULT_MODELS, _MAX_MODELS = 5, 10_000  # of an ensemble
 
 
 def prepare(shared):
-    """Checks the flags and reads the file, before anything heavy is imported."""
+    """Checks the flags and reads the file, before TensorFlow is imported."""
     if shared.logdir:
         raise UsageError(
             f"--logdir={shared.logdir} is for what is trained step by step; there is nothing to go on from"
@@ -41,40 +41,40 @@ def prepare(shared):
     if _JOB.value == "ensemble":
         if _FILE.value or _SIZE.value:
             raise UsageError("--job=ensemble learns handwritten digits; --file and --size are for the other jobs")
-        _members()
+        _ensemble_size()
         return
-    _slices(len(read(_FILE.value)) if _FILE.value else _SIZE.value or 100)
+    _slice_sizes(len(read_numbers(_FILE.value)) if _FILE.value else _SIZE.value or 100)
 
 
 def train(run, prepared):
-    """Computes what --job says."""
+    """Runs the --job with `tf2dist.map_reduce`."""
     if _JOB.value == "ensemble":
-        from trainers import ensemble
+        from trainers import mapreduce_ensemble
 
-        return {"job": "ensemble"} | ensemble.train(run, _members())
+        return {"job": "ensemble"} | mapreduce_ensemble.fit_and_combine(run, _ensemble_size())
 
     import numpy as np
 
     import tf2dist
-    from tf2dist import statistics
+    from trainers import mapreduce_statistics as statistics
 
-    numbers = np.array(read(_FILE.value), np.float64) if _FILE.value else None
+    numbers = np.array(read_numbers(_FILE.value), np.float64) if _FILE.value else None
     size = len(numbers) if numbers is not None else _SIZE.value or 100
-    sizes = _slices(size)
-    _agree(run, numbers)
+    sizes = _slice_sizes(size)
+    _check_same_numbers(run, numbers)
 
     def map_reduce(fn, reduce):
-        slices = statistics.of_array(numbers, sizes) if numbers is not None else statistics.random(sizes)
+        slices = statistics.array_slices(numbers, sizes) if numbers is not None else statistics.random_slices(sizes)
         return tf2dist.map_reduce(fn, slices, reduce, strategy=run.strategy)
 
-    numbers_of = statistics.values(run.shared.seed, random=numbers is None)
-    found = map_reduce(lambda slice: statistics.moments(numbers_of(slice)), statistics.merged)
+    read_slice = statistics.reader(run.shared.seed, random=numbers is None)
+    found = map_reduce(lambda slice: statistics.moments(read_slice(slice)), statistics.merge_moments)
     report = {
         "job": _JOB.value,
         "mean": float(found["mean"]),
         "count": int(found["count"]),
         "slices": len(sizes),
-        "variance": float(found["deviation"] / found["count"]),
+        "variance": float(found["squared_deviations"] / found["count"]),
         "min": float(found["min"]),
         "max": float(found["max"]),
     }
@@ -83,18 +83,18 @@ def train(run, prepared):
         run.say(f"variance {report['variance']:.15g}, standard deviation {math.sqrt(report['variance']):.15g}")
     if _JOB.value == "histogram":
         edges = np.histogram_bin_edges([report["min"], report["max"]], _BINS.value)
-        counts = map_reduce(lambda slice: statistics.histogram(numbers_of(slice), edges), np.add)
+        counts = map_reduce(lambda slice: statistics.histogram(read_slice(slice), edges), np.add)
         for low, high, number in zip(edges[:-1], edges[1:], counts, strict=True):
             run.say(f"{low:12.6g} to {high:12.6g}: {number:,}")
         report |= {"edges": edges.tolist(), "counts": counts.tolist()}
     return report
 
 
-def read(path: str) -> array.array:
-    """The numbers f64 of a text file.
+def read_numbers(path: str) -> array.array:
+    """Returns the numbers f64 of a text file.
 
     Raises:
-      DataError: it holds none, or what is no number or not finite; names the line.
+      DataError: it holds no numbers, or something that is no finite number; names the line.
     """
     numbers = array.array("d")
     try:
@@ -117,34 +117,38 @@ def read(path: str) -> array.array:
     return numbers
 
 
-def _slices(size: int) -> list[int]:
-    """The sizes of the slices.
+def _slice_sizes(size: int) -> list[int]:
+    """Returns the sizes of the slices.
+
+    Args:
+      size: how many numbers there are.
 
     Raises:
-      UsageError: they do not make up `size` numbers.
+      UsageError: --slices does not add up to `size`.
     """
     if not _SLICES.value:
-        return _even(size, min(size, max(2, math.ceil(size / _LARGEST))))
-    given, sizes = _given()
+        return _even_sizes(size, min(size, max(2, math.ceil(size / _MAX_SLICE))))
+    given, sizes = _parse_slices()
     if len(sizes) > 1:
         if sum(sizes) != size:
             raise UsageError(f"{given} are {sum(sizes):,} numbers, and there are {size:,}")
         return sizes
     if sizes[0] > size:
         raise UsageError(f"{given} is more than the {size:,} numbers that there are; a slice has at least one")
-    return _even(size, sizes[0])
+    return _even_sizes(size, sizes[0])
 
 
-def _members() -> int:
+def _ensemble_size() -> int:
+    """Returns the number of models in the ensemble. Raises UsageError."""
     if not _SLICES.value:
-        return _MODELS
-    given, sizes = _given()
-    if len(sizes) > 1 or sizes[0] > _MOST_MODELS:
-        raise UsageError(f"{given} must be one number of models up to {_MOST_MODELS:,} for --job=ensemble")
+        return _DEFAULT_MODELS
+    given, sizes = _parse_slices()
+    if len(sizes) > 1 or sizes[0] > _MAX_MODELS:
+        raise UsageError(f"{given} must be one number of models up to {_MAX_MODELS:,} for --job=ensemble")
     return sizes[0]
 
 
-def _given() -> tuple[str, list[int]]:
+def _parse_slices() -> tuple[str, list[int]]:
     given = f"--slices={','.join(_SLICES.value)}"
     try:
         sizes = [int(text) for text in _SLICES.value]
@@ -155,20 +159,20 @@ def _given() -> tuple[str, list[int]]:
     return given, sizes
 
 
-def _even(size: int, slices: int) -> list[int]:
+def _even_sizes(size: int, slices: int) -> list[int]:
     return [size // slices + (i < size % slices) for i in range(slices)]
 
 
-def _agree(run, numbers) -> None:
-    """Raises a DataError when peers have read different files."""
+def _check_same_numbers(run, numbers) -> None:
+    """Raises DataError when peers have read different files."""
     import hashlib
 
-    from tf2dist import peers
+    from tf2dist.runtime import collectives
 
     digest = hashlib.sha256(b"" if numbers is None else numbers.tobytes()).digest()
-    if set(peers.exchange(run.strategy, digest)) != {digest}:
+    if set(collectives.all_gather(run.strategy, digest)) != {digest}:
         raise DataError(f"--file={_FILE.value} is not the same for all processes; name one that they share, or copy it")
 
 
 if __name__ == "__main__":
-    job.run(train, prepare)
+    main.run(train, prepare)

@@ -14,10 +14,10 @@ import time
 
 from absl import flags
 
-from tf2dist import placement
-from tf2dist.atomic import replacing
-from trainers import job, report
-from trainers.flags import UsageError
+from tf2dist.errors import UsageError
+from tf2dist.runtime import placement
+from tf2dist.system.atomic_files import replacing
+from trainers.common import main, output_files
 
 _DEVICE = flags.DEFINE_string("device", None, "cpu, gpu, gpu:1, ...; the CPU and every GPU if not given.")
 _SIZES = flags.DEFINE_list("sizes", ["1500"], "Rows and columns of A.")
@@ -32,12 +32,12 @@ _NUMPY = flags.DEFINE_boolean("numpy", False, "Time NumPy's product as well; flo
 _CHART = flags.DEFINE_string("chart", None, "File for a picture: .png, .svg or .pdf.")
 
 _BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
-_SMALL = 350  # rows; a product of fewer is not worth cutting
+_SMALLEST_CUT = 350  # rows; cutting a smaller product costs more than it saves
 _TOLERANCE = {"float16": 2e-2, "bfloat16": 2e-2, "float32": 1e-4, "float64": 1e-9}  # of the sum, relative
 
 
 def prepare(shared):
-    """Checks the flags before anything heavy is imported."""
+    """Checks the flags, before TensorFlow is imported."""
     if shared.strategy in ("ps", "multiworker"):
         raise UsageError(f"--strategy={shared.strategy} is of several processes, and matmul runs in one")
     if shared.mixed_precision:
@@ -57,25 +57,26 @@ def prepare(shared):
     if _CHART.value:
         if not _CHART.value.endswith((".png", ".svg", ".pdf")):
             raise UsageError(f"--chart={_CHART.value} must end in .png, .svg or .pdf")
-        report.check_file(f"--chart={_CHART.value}", _CHART.value)
+        output_files.check_installed(f"--chart={_CHART.value}", "matplotlib")
+        output_files.check_writable(f"--chart={_CHART.value}", _CHART.value)
 
 
 def train(run, prepared):
-    """Times every size on every device, or on all of them together."""
-    ways = _ways(run.shared.soft_placement)
-    if _SPLIT.value and min(_sizes()) < len(ways[0]):
-        raise UsageError(f"size {min(_sizes())} has fewer rows than there are devices, {len(ways[0])}")
+    """Times every size on each device, or on all devices together (--split)."""
+    device_groups = _device_groups(run.shared.soft_placement)
+    if _SPLIT.value and min(_sizes()) < len(device_groups[0]):
+        raise UsageError(f"size {min(_sizes())} has fewer rows than there are devices, {len(device_groups[0])}")
     runs = []
     for size in _sizes():
-        matrix = _random(size, run.shared.seed)
-        for devices in ways:
-            runs.append(_timed(matrix, devices, compiled=run.shared.xla))
+        matrix = _random_matrix(size, run.shared.seed)
+        for devices in device_groups:
+            runs.append(_time_product(matrix, devices, compiled=run.shared.xla))
         if _NUMPY.value:
-            runs.append(_timed_numpy(matrix))
+            runs.append(_time_numpy(matrix))
     heading = ("device", "size", "dtype", "GFLOP/s", "to device ms", "compute ms", "to host ms", "result")
-    run.say(placement.table(heading, [_row(one) for one in runs]))
+    run.say(placement.table(heading, [_table_row(one) for one in runs]))
     if _CHART.value:
-        _draw(_CHART.value, runs)
+        _draw_chart(_CHART.value, runs)
     return {"dtype": _DTYPE.value, "repeats": _REPEATS.value, "runs": runs}
 
 
@@ -86,31 +87,31 @@ def _sizes() -> list[int]:
     return [int(text) for text in _SIZES.value]
 
 
-def _ways(soft: bool) -> list[list[str]]:
-    """Which devices a product is computed on, for each way that is timed.
+def _device_groups(soft_placement: bool) -> list[list[str]]:
+    """Returns the groups of devices to time; each group computes one product together.
 
     Raises:
-      UsageError: one is not there.
+      UsageError: there is no such device.
     """
     import tensorflow as tf
 
-    there = [placement.short(d.name) for kind in ("CPU", "GPU") for d in tf.config.list_logical_devices(kind)]
+    available = [placement.short(d.name) for kind in ("CPU", "GPU") for d in tf.config.list_logical_devices(kind)]
     asked = f"/{_DEVICE.value.lower().strip('/')}" if _DEVICE.value else ""
     if _SPLIT.value:
-        kind = asked or ("/gpu" if any("gpu" in name for name in there) else "/cpu")
-        found = [[name for name in there if name.startswith(kind)]]
+        kind = asked or ("/gpu" if any("gpu" in name for name in available) else "/cpu")
+        found = [[name for name in available if name.startswith(kind)]]
     elif not asked:
-        found = [[name] for name in there if name == "/cpu:0" or "gpu" in name]
+        found = [[name] for name in available if name == "/cpu:0" or "gpu" in name]
     else:
         asked = asked if ":" in asked else f"{asked}:0"
-        found = [[asked]] if asked in there or soft else [[]]
+        found = [[asked]] if asked in available or soft_placement else [[]]
     if not found[0]:
-        raise UsageError(f"there is no {(asked or 'device').strip('/')} here; the devices are {', '.join(there)}")
+        raise UsageError(f"there is no {(asked or 'device').strip('/')} here; the devices are {', '.join(available)}")
     return found
 
 
-def _random(size: int, seed: int):
-    """A, [size, size] in [0, 1)."""
+def _random_matrix(size: int, seed: int):
+    """Returns A, [size, size] in [0, 1), of --dtype."""
     import ml_dtypes
     import numpy as np
 
@@ -118,8 +119,8 @@ def _random(size: int, seed: int):
     return np.random.default_rng(seed).random((size, size), np.float32).astype(dtype)
 
 
-def _timed(matrix, devices: list[str], *, compiled: bool) -> dict:
-    """One size on one device, or its rows spread over several."""
+def _time_product(matrix, devices: list[str], *, compiled: bool) -> dict:
+    """Times A by its transpose on one device, or spread over several by rows; returns a run of the report."""
     import numpy as np
     import tensorflow as tf
 
@@ -128,13 +129,15 @@ def _timed(matrix, devices: list[str], *, compiled: bool) -> dict:
 
     @tf.function(jit_compile=compiled)
     def multiply(copies):
-        """Of a copy of A on each device: blocks of the product, and for each device the sum of what is in its own."""
+        """Takes a copy of A on each device; returns blocks of the product, and the sum of each device's blocks."""
         blocks, sums = [], []
         for device, copy, low, high in zip(devices, copies, cuts, cuts[1:], strict=False):
             with tf.device(device):
                 whole = _FULL.value or count > 1
-                found, total = (_rows if whole else _half)(copy[low:high] if count > 1 else copy, copy)
-                blocks += found
+                device_blocks, total = (_block_product if whole else _symmetric_product)(
+                    copy[low:high] if count > 1 else copy, copy
+                )
+                blocks += device_blocks
                 sums.append(total)
         return blocks, sums
 
@@ -163,32 +166,32 @@ def _timed(matrix, devices: list[str], *, compiled: bool) -> dict:
         for times, seconds in ((to, there - began), (compute, done - there), (back, fetched - done)):
             times.append(seconds)
         del copies, rows
-    _check(matrix, result)
+    _check_result(matrix, result)
     name = ", ".join(devices) if count > 1 else placement.short(sums[0].device)
-    return _found(name, size, result, *(statistics.median(times[1:]) for times in (compute, to, back)))
+    return _run_report(name, size, result, *(statistics.median(times[1:]) for times in (compute, to, back)))
 
 
-def _rows(some, matrix):
-    """Rows of the product: `some` rows of A [m, n] by all of A [k, n] is one block [m, k], and its sum."""
+def _block_product(rows, matrix):
+    """Multiplies rows [m, n] by the transpose of a matrix [k, n]; returns one block [m, k], and its sum."""
     import tensorflow as tf
 
-    block = tf.matmul(some, matrix, transpose_b=True)
+    block = tf.matmul(rows, matrix, transpose_b=True)
     return [block], tf.reduce_sum(block if _BYTES[_DTYPE.value] > 2 else tf.cast(block, tf.float32))
 
 
-def _half(matrix, _):
-    """A's product with its transpose: the blocks below the diagonal and those on it, and the sum of all of it."""
+def _symmetric_product(matrix, _):
+    """Multiplies a matrix by its transpose; returns the blocks on and below the diagonal, and the sum of all blocks."""
     rows = matrix.shape[0]
-    if rows < _SMALL:
-        return _rows(matrix, matrix)
+    if rows < _SMALLEST_CUT:
+        return _block_product(matrix, matrix)
     upper, lower = matrix[: rows // 2], matrix[rows // 2 :]
-    (first, a), (second, b) = _half(upper, upper), _half(lower, lower)
-    corner, c = _rows(lower, upper)
+    (first, a), (second, b) = _symmetric_product(upper, upper), _symmetric_product(lower, lower)
+    corner, c = _block_product(lower, upper)
     return corner + first + second, 2 * c + a + b
 
 
-def _timed_numpy(matrix) -> dict:
-    """The same product by NumPy, which sees that both are the same matrix; a copy hides it."""
+def _time_numpy(matrix) -> dict:
+    """Times NumPy, which computes half of a product of the same matrix; --full makes a copy to prevent that."""
     import numpy as np
 
     transpose, compute = np.ascontiguousarray(matrix.T) if _FULL.value else matrix.T, []
@@ -196,10 +199,10 @@ def _timed_numpy(matrix) -> dict:
         began = time.perf_counter()
         result = float((matrix @ transpose).sum())
         compute.append(time.perf_counter() - began)
-    return _found("numpy", len(matrix), result, statistics.median(compute[1:]), 0.0, 0.0)
+    return _run_report("numpy", len(matrix), result, statistics.median(compute[1:]), 0.0, 0.0)
 
 
-def _found(device: str, size: int, result: float, compute: float, to_device: float, to_host: float) -> dict:
+def _run_report(device: str, size: int, result: float, compute: float, to_device: float, to_host: float) -> dict:
     return {
         "device": device,
         "size": size,
@@ -211,8 +214,8 @@ def _found(device: str, size: int, result: float, compute: float, to_device: flo
     }
 
 
-def _check(matrix, result: float) -> None:
-    """Raises ArithmeticError when the sum is not NumPy's: that of the squares of A's column sums, in float64."""
+def _check_result(matrix, result: float) -> None:
+    """Raises ArithmeticError unless the sum is that of the squares of A's column sums, by NumPy in float64."""
     import numpy as np
 
     right = float(np.square(matrix.astype(np.float64).sum(0)).sum())
@@ -220,13 +223,13 @@ def _check(matrix, result: float) -> None:
         raise ArithmeticError(f"the sum of the product is {result:g}, and NumPy says {right:g}: the device is wrong")
 
 
-def _row(one: dict) -> tuple[str, ...]:
+def _table_row(one: dict) -> tuple[str, ...]:
     times = (f"{1000 * one[f'{part}_seconds']:.2f}" for part in ("to_device", "compute", "to_host"))
     return one["device"], str(one["size"]), _DTYPE.value, f"{one['gflops']:.1f}", *times, f"{one['result']:.6g}"
 
 
-def _draw(path: str, runs: list[dict]) -> None:
-    """GFLOP/s of each device against the size, and where the time goes."""
+def _draw_chart(path: str, runs: list[dict]) -> None:
+    """Draws GFLOP/s and seconds of each device over the size."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -252,4 +255,4 @@ def _draw(path: str, runs: list[dict]) -> None:
 
 
 if __name__ == "__main__":
-    job.run(train, prepare, has_strategy=False, positional=("device", "sizes"))
+    main.run(train, prepare, has_strategy=False, positional=("device", "sizes"))

@@ -1,14 +1,13 @@
 """Trains a digit classifier on any strategy: python -m trainers.mnist --strategy=ps."""
 
-import math
 import time
 
 from absl import flags
 
 from tf2dist.data import Source, find
-from trainers import job
-from trainers.flags import UsageError
-from trainers.networks import PRESETS
+from tf2dist.errors import UsageError
+from trainers.common import main, training_flags
+from trainers.mnist_networks import PRESETS
 
 _PRESET = flags.DEFINE_enum("preset", "mlp", list(PRESETS), "Network and its numbers.")
 _DATASET = flags.DEFINE_string(
@@ -28,16 +27,14 @@ _LOCAL_STEPS = flags.DEFINE_integer(
 )
 _LEARNING_RATE = flags.DEFINE_float("learning_rate", None, "The preset's if not given.", lower_bound=0.0)
 
-_FEW = 5_000  # images in a set so small that it takes more passes to learn from
-_EPOCHS_FOR_FEW = 40
+_SMALL_DATASET = 5_000  # images; sets up to this size need more passes
+_SMALL_DATASET_EPOCHS = 40
 
 
 def prepare(shared):
-    """Checks the flags and finds the data, before anything heavy is imported."""
-    if _EPOCHS.value and _STEPS.value:
-        raise UsageError(f"--epochs={_EPOCHS.value} and --steps={_STEPS.value} both say how long; give one")
-    if not math.isfinite(_LEARNING_RATE.value or 0.0):
-        raise UsageError(f"--learning_rate={_LEARNING_RATE.value} is no number to learn with; give one from 0 on")
+    """Checks the flags and finds the data, before TensorFlow is imported."""
+    training_flags.check_one_length(_EPOCHS.value, _STEPS.value)
+    training_flags.check_learning_rate(_LEARNING_RATE.value)
     _parameter_server(shared)
     if (replicas := shared.replicas_in_sync()) is not None:
         _batch_size(replicas)
@@ -47,16 +44,18 @@ def prepare(shared):
 def train(run, prepared):
     """Trains the preset's network and tests it."""
     import tf2dist
-    from tf2dist.data.feeds import image_feeds
-    from trainers import chores, logdir
+    from tf2dist.data.image_batches import image_batches
+    from trainers.common import logdir
+    from trainers.common.progress_lines import EpochLines, StepLines
+    from trainers.common.training_timer import TrainingTimer
 
     preset = PRESETS[_PRESET.value]
     source = Source.from_json(prepared)
     if source.note:
         run.say(source.note)
     batch_size = _batch_size(run.strategy.num_replicas_in_sync)
-    images = image_feeds(source, batch_size, seed=run.shared.seed)
-    epochs, per_epoch = _length(preset, images)
+    images = image_batches(source, batch_size, seed=run.shared.seed)
+    epochs, steps_per_epoch = _training_length(preset, images)
     run.say(
         f"preset {_PRESET.value} on {source.name} ({images.train_examples:,} training, {images.test_examples:,} test "
         f"images), strategy {run.shared.strategy} ({run.shared.layout}), batch {batch_size}"
@@ -70,12 +69,12 @@ def train(run, prepared):
             keep_gradients=bool(run.shared.logdir),
             jit_compile=run.shared.xla,
         )
-    first_step = chores.FirstStep(run.began)
+    timer = TrainingTimer(run.began)
     if preset.print_every:
-        lines = chores.StepLines(run.say, preset.print_every, batch_size, images.steps_per_pass)
+        lines = StepLines(run.say, preset.print_every, batch_size, images.steps_per_epoch)
     else:
-        lines = chores.EpochLines(run.say, epochs, min(images.train_examples, per_epoch * batch_size))
-    callbacks = [first_step, lines]
+        lines = EpochLines(run.say, epochs, min(images.train_examples, steps_per_epoch * batch_size))
+    callbacks = [timer, lines]
     callbacks += logdir.callbacks(run, every_seconds=60, every_steps=1000)
 
     began = time.perf_counter()
@@ -83,7 +82,7 @@ def train(run, prepared):
         model,
         images.train,
         epochs=epochs,
-        steps_per_epoch=per_epoch,
+        steps_per_epoch=steps_per_epoch,
         validation_data=None if preset.print_every and not run.evaluates else images.test,
         callbacks=callbacks,
         steps_per_execution=preset.print_every,
@@ -95,14 +94,14 @@ def train(run, prepared):
     seconds = time.perf_counter() - began
     logs = tf2dist.evaluate(model, images.test)
     steps = tf2dist.updates(model)
-    trained = first_step.trained
-    rate = trained / images.steps_per_pass * images.train_examples / seconds
+    trained = timer.updates
+    rate = trained / images.steps_per_epoch * images.train_examples / seconds
     run.say(f"test accuracy {100 * logs['accuracy']:.2f} %, loss {logs['loss']:.4f} on {images.test_examples:,} images")
     if trained < steps:
         run.say(f"went on from a checkpoint of {steps - trained:,} steps in {run.shared.logdir}")
     if trained:
         speed = f"{trained:,} steps in {seconds:.1f} s, {rate:,.0f} examples/s"
-        run.say(f"{speed}; first step after {first_step.seconds:.1f} s")
+        run.say(f"{speed}; first step after {timer.seconds_to_first_step:.1f} s")
     logdir.save_model(run, model)
     return {
         "preset": _PRESET.value,
@@ -114,13 +113,13 @@ def train(run, prepared):
         "steps": steps,
         "examples_per_second": rate,
         "seconds": seconds,
-        "first_step_seconds": first_step.seconds,
+        "first_step_seconds": timer.seconds_to_first_step,
     }
 
 
 def _parameter_server(shared):
-    """How workers make their updates; None for strategies without servers."""
-    from tf2dist.parameter_server import ParameterServer
+    """Returns the options of strategy ps; None for other strategies. Raises UsageError."""
+    from tf2dist.parameter_server.options import ParameterServer
 
     if shared.strategy != "ps":
         for flag in (_SYNC, _BACKUP_WORKERS, _LOCAL_STEPS):
@@ -140,24 +139,20 @@ def _parameter_server(shared):
 
 
 def _batch_size(replicas: int) -> int:
-    """Examples of one update, from the flag or the preset."""
+    """Returns the global batch size, from the flag or the preset. Raises UsageError."""
     preset = PRESETS[_PRESET.value]
     size = _BATCH_SIZE.value or preset.batch_size * (replicas if preset.per_replica else 1)
-    if size % replicas:
-        below = size - size % replicas
-        near = f"{below} or {below + replicas}" if below else f"{replicas}"
-        raise UsageError(f"--batch_size={size} does not divide among {replicas} replicas; {near} would")
-    return size
+    return training_flags.check_batch_size(size, replicas)
 
 
-def _length(preset, images) -> tuple[int, int]:
-    """Epochs, and updates in each. A number of steps is trained as one epoch of that length."""
+def _training_length(preset, images) -> tuple[int, int]:
+    """Returns the epochs, and the updates of each. A number of steps is trained as one epoch of that length."""
     steps = _STEPS.value or (None if _EPOCHS.value else preset.steps)
     if steps:
         return 1, steps
-    few = preset.epochs if images.train_examples > _FEW else _EPOCHS_FOR_FEW
-    return _EPOCHS.value or few, images.steps_per_pass
+    epochs = preset.epochs if images.train_examples > _SMALL_DATASET else _SMALL_DATASET_EPOCHS
+    return _EPOCHS.value or epochs, images.steps_per_epoch
 
 
 if __name__ == "__main__":
-    job.run(train, prepare)
+    main.run(train, prepare)

@@ -10,28 +10,29 @@ import time
 
 from absl import flags
 
-from trainers import job, report
-from trainers.flags import UsageError
+from tf2dist.errors import UsageError
+from trainers.common import main, output_files
 
-_MOST = 10**15
+_MAX_SAMPLES = 10**15
 _SAMPLES = flags.DEFINE_string("samples", None, "Random points in all, as 1e10; 1e9 if not given.")
 _NUMSAMPLES = flags.DEFINE_string("numsamples", None, "Random points for each worker, or for each device without any.")
 _CHART = flags.DEFINE_string("chart", None, "File (.png) for the estimate and its error over the samples.")
 flags.DEFINE_alias("index", "task_index")
 
-_SHARDS = 16, 256  # how many there should be
-_LARGEST, _SMALL, _SMALLEST = 2**28, 2**24, 2**10  # samples of a shard: 200 ms; 12 ms, shorter ones cost speed; 1 us
+_MIN_SHARDS, _MAX_SHARDS = 16, 256  # targets; sizes below come first
+# Samples of a shard: 2**28 take 200 ms, 2**24 take 12 ms (smaller shards cost speed), 2**10 take 1 us.
+_LARGEST_SHARD, _EFFICIENT_SHARD, _SMALLEST_SHARD = 2**28, 2**24, 2**10
 
 
 def prepare(shared):
-    """Checks the flags before anything heavy is imported."""
+    """Checks the flags, before TensorFlow is imported."""
     if _SAMPLES.value and _NUMSAMPLES.value:
         raise UsageError(
             f"--samples={_SAMPLES.value} (in all) and --numsamples={_NUMSAMPLES.value} (each) both say how many; "
             "give one"
         )
-    _whole(_SAMPLES)
-    _whole(_NUMSAMPLES)
+    _whole_number(_SAMPLES)
+    _whole_number(_NUMSAMPLES)
     if shared.logdir:
         raise UsageError(f"--logdir={shared.logdir} is for what is trained; pi has nothing to go on from")
     if shared.mixed_precision:
@@ -41,21 +42,21 @@ def prepare(shared):
 
 
 def train(run, prepared):
-    """Counts the points in the quarter circle."""
+    """Counts the points inside the quarter circle, with `tf2dist.map_reduce`."""
     import numpy as np
     import tensorflow as tf
 
     import tf2dist
-    from tf2dist import threefry
-    from trainers.progress import Progress
+    from trainers.common import threefry
+    from trainers.common.progress_meter import ProgressMeter
 
     seed, strategy = run.shared.seed, run.strategy
     tasks = strategy.num_replicas_in_sync
     if run.shared.strategy == "ps":
         tasks = run.shared.cluster.count("worker")
-    each = _whole(_NUMSAMPLES)
-    samples = each * tasks if each else _whole(_SAMPLES) or 10**9
-    size = _shard(samples, tasks)
+    each = _whole_number(_NUMSAMPLES)
+    samples = each * tasks if each else _whole_number(_SAMPLES) or 10**9
+    size = _shard_size(samples, tasks)
 
     def inside(shard):
         return threefry.inside(tf.constant(seed, tf.int64), *shard)[None]
@@ -67,7 +68,7 @@ def train(run, prepared):
 
     run.say(f"{samples:,} samples, seed {seed}, strategy {run.shared.strategy} ({run.shared.layout}), {tasks} at work")
     counts([(number, 1) for number in range(tasks)])  # each compiles what it will run
-    progress = Progress(run.say, samples, "samples")
+    progress = ProgressMeter(run.say, samples, "samples")
     began = time.perf_counter()
     found = counts(
         ((first, min(size, samples - first)) for first in range(0, samples, size)),
@@ -94,29 +95,34 @@ def train(run, prepared):
     }
 
 
-def _shard(samples: int, tasks: int) -> int:
-    """How many samples make a shard: nothing that comes out depends on it."""
-    few, many = (math.ceil(samples / shards) for shards in (max(_SHARDS[0], 4 * tasks), _SHARDS[1]))
-    return min(_LARGEST, max(_SMALL, many), max(_SMALLEST, few), math.ceil(samples / tasks))
+def _shard_size(samples: int, tasks: int) -> int:
+    """Returns the samples of a shard; the result does not depend on it."""
+    size_of_few, size_of_many = (math.ceil(samples / shards) for shards in (max(_MIN_SHARDS, 4 * tasks), _MAX_SHARDS))
+    return min(
+        _LARGEST_SHARD,
+        max(_EFFICIENT_SHARD, size_of_many),
+        max(_SMALLEST_SHARD, size_of_few),
+        math.ceil(samples / tasks),
+    )
 
 
-def _whole(flag) -> int | None:
-    """The number in the text of a flag, as 1000 or 1e12; None without."""
+def _whole_number(flag) -> int | None:
+    """Returns the number in the text of a flag, as 1000 or 1e12; None for an unset flag. Raises UsageError."""
     if flag.value is None:
         return None
     try:
         number = float(flag.value)
         if "e" not in flag.value.lower():
             number = int(flag.value)
-        if number == int(number) and 1 <= number <= _MOST:
+        if number == int(number) and 1 <= number <= _MAX_SAMPLES:
             return int(number)
     except (ValueError, OverflowError):
         pass
-    raise UsageError(f"--{flag.name}={flag.value} must be a whole number from 1 to {_MOST:.0e}, as 100 or 1e10")
+    raise UsageError(f"--{flag.name}={flag.value} must be a whole number from 1 to {_MAX_SAMPLES:.0e}, as 100 or 1e10")
 
 
 def _estimate(inside: int, samples: int) -> tuple[float, float]:
-    """Four times the fraction that is inside, and the standard deviation of that estimate."""
+    """Returns the estimate of pi, and its standard error."""
     part = inside / samples
     return 4 * part, 4 * math.sqrt(part * (1 - part) / samples)
 
@@ -124,7 +130,8 @@ def _estimate(inside: int, samples: int) -> tuple[float, float]:
 def _check_chart(path: str) -> None:
     if not path.endswith(".png"):
         raise UsageError(f"--chart={path} must end in .png")
-    report.check_file(f"--chart={path}", path)
+    output_files.check_installed(f"--chart={path}", "matplotlib")
+    output_files.check_writable(f"--chart={path}", path)
 
 
 def _draw(path: str, counts, size: int, samples: int) -> None:
@@ -132,7 +139,7 @@ def _draw(path: str, counts, size: int, samples: int) -> None:
     import numpy as np
     from matplotlib.figure import Figure
 
-    from tf2dist.atomic import replacing
+    from tf2dist.system.atomic_files import replacing
 
     after = np.minimum(size * np.arange(1, len(counts) + 1), samples)
     estimates, errors = np.array([_estimate(*point) for point in zip(np.cumsum(counts), after, strict=True)]).T
@@ -145,4 +152,4 @@ def _draw(path: str, counts, size: int, samples: int) -> None:
 
 
 if __name__ == "__main__":
-    job.run(train, prepare)
+    main.run(train, prepare)

@@ -1,7 +1,7 @@
 """Trains a recommender, its tables spread over servers: python -m trainers.recommender --strategy=ps --ps=2.
 
-The ratings are made up, so the right answer is known: a rating is the product of a user's and an item's true factors,
-of variance 1, plus noise. Nothing predicts ratings better than to the standard deviation of the noise.
+The ratings are synthetic: a rating is the product of a user's and an item's true factors, of variance 1, plus noise. So
+the best possible RMSE is known: the standard deviation of the noise.
 """
 
 import math
@@ -9,8 +9,7 @@ import time
 
 from absl import flags
 
-from trainers import job
-from trainers.flags import UsageError
+from trainers.common import main, training_flags
 
 _MOST = 2**31 - 1  # ids are i32
 _USERS = flags.DEFINE_integer("users", 200_000, "Rows of the users' table.", 1, _MOST)
@@ -26,48 +25,48 @@ _LEARNING_RATE = flags.DEFINE_float(
 
 NOISE = 0.5  # standard deviation
 TRUE_RANK = 4  # factors that ratings are made of
-TEST = 100_000  # ratings that are tested
-_A_USERS = 10  # ratings of one user, on the average, in an epoch
+TEST_SIZE = 100_000  # ratings to test on
+_RATINGS_PER_USER = 10  # in an epoch, on average
 
 
 def prepare(shared):
-    """Checks the flags before anything heavy is imported."""
-    if _EPOCHS.value and _STEPS.value:
-        raise UsageError(f"--epochs={_EPOCHS.value} and --steps={_STEPS.value} both say how long; give one")
-    if not math.isfinite(_LEARNING_RATE.value):
-        raise UsageError(f"--learning_rate={_LEARNING_RATE.value} is no number to learn with; give one from 0 on")
+    """Checks the flags, before TensorFlow is imported."""
+    training_flags.check_one_length(_EPOCHS.value, _STEPS.value)
+    training_flags.check_learning_rate(_LEARNING_RATE.value)
     if (replicas := shared.replicas_in_sync()) is not None:
-        _batch_size(replicas)
+        training_flags.check_batch_size(_BATCH_SIZE.value, replicas)
 
 
 def train(run, prepared):
-    """Learns the factors from ratings and tests them on others."""
+    """Learns the factors from ratings and tests them on other ratings."""
     import keras
 
     import tf2dist
-    from trainers import chores, logdir
+    from trainers.common import logdir
+    from trainers.common.progress_lines import EpochLines
+    from trainers.common.training_timer import TrainingTimer
 
     users, items, rank = _USERS.value, _ITEMS.value, _RANK.value
-    batch_size = _batch_size(run.strategy.num_replicas_in_sync)
-    per_epoch = _STEPS.value or math.ceil(_A_USERS * users / batch_size)
+    batch_size = training_flags.check_batch_size(_BATCH_SIZE.value, run.strategy.num_replicas_in_sync)
+    steps_per_epoch = _STEPS.value or math.ceil(_RATINGS_PER_USER * users / batch_size)
     epochs = 1 if _STEPS.value else _EPOCHS.value or 15
     ratings = Ratings(users, items, run.shared.seed)
     test = ratings.test()
-    baseline = float(test[1].std())  # of who predicts their mean
+    baseline = float(test[1].std())  # RMSE of predicting the mean
     run.say(
         f"{users:,} users, {items:,} items, rank {rank}: {rank * (users + items):,} parameters, strategy "
         f"{run.shared.strategy} ({run.shared.layout}), batch {batch_size}"
     )
 
     with run.strategy.scope():
-        # Gradients are of the mean over a batch. Rows that are in it once should not move less in a larger one.
-        # The last third is for finding the middle of what noise moves the rows about.
-        ends = [round(part * epochs * per_epoch) for part in (0.7, 0.85)]
-        rates = [part * _LEARNING_RATE.value * batch_size for part in (1.0, 0.3, 0.1)]
-        rate = keras.optimizers.schedules.PiecewiseConstantDecay(ends, rates)
-        model = recommender(users, items, rank, keras.optimizers.SGD(rate), seed=run.shared.seed)
-    first_step = chores.FirstStep(run.began)
-    callbacks = [first_step, chores.EpochLines(run.say, epochs, per_epoch * batch_size)]
+        # Gradients are of the mean over a batch: scaled by its size, a row's update does not depend on the size. The
+        # rate decays in the last third, which averages out the noise.
+        boundaries = [round(fraction * epochs * steps_per_epoch) for fraction in (0.7, 0.85)]
+        rates = [factor * _LEARNING_RATE.value * batch_size for factor in (1.0, 0.3, 0.1)]
+        schedule = keras.optimizers.schedules.PiecewiseConstantDecay(boundaries, rates)
+        model = matrix_factorization(users, items, rank, keras.optimizers.SGD(schedule), seed=run.shared.seed)
+    timer = TrainingTimer(run.began)
+    callbacks = [timer, EpochLines(run.say, epochs, steps_per_epoch * batch_size)]
     callbacks += logdir.callbacks(run, every_seconds=60, every_steps=1000)
 
     began = time.perf_counter()
@@ -75,7 +74,7 @@ def train(run, prepared):
         model,
         lambda context: ratings.batches(context, batch_size),
         epochs=epochs,
-        steps_per_epoch=per_epoch,
+        steps_per_epoch=steps_per_epoch,
         validation_data=test,
         validation_batch_size=batch_size,
         callbacks=callbacks,
@@ -85,11 +84,12 @@ def train(run, prepared):
         return {}
     seconds = time.perf_counter() - began
     rmse = tf2dist.evaluate(model, test, batch_size=batch_size)["rmse"]
-    rate = first_step.trained * batch_size / seconds
+    rate = timer.updates * batch_size / seconds
     run.say(
-        f"test RMSE {rmse:.4f} on {TEST:,} other ratings; the noise's is {NOISE:.4f}, that of their mean {baseline:.4f}"
+        f"test RMSE {rmse:.4f} on {TEST_SIZE:,} other ratings; the noise's is {NOISE:.4f}, "
+        f"that of their mean {baseline:.4f}"
     )
-    run.say(f"{first_step.trained:,} steps in {seconds:.1f} s, {rate:,.0f} examples/s")
+    run.say(f"{timer.updates:,} steps in {seconds:.1f} s, {rate:,.0f} examples/s")
     logdir.save_model(run, model)
     return {
         "users": users,
@@ -100,37 +100,37 @@ def train(run, prepared):
         "test_rmse": rmse,
         "noise": NOISE,
         "baseline_rmse": baseline,
-        "test_examples": TEST,
+        "test_examples": TEST_SIZE,
         "steps": tf2dist.updates(model),
         "examples_per_second": rate,
         "seconds": seconds,
     }
 
 
-def recommender(users: int, items: int, rank: int, optimizer, *, seed: int):
-    """User i32[b], item i32[b] -> rating f32[b, 1], compiled."""
+def matrix_factorization(users: int, items: int, rank: int, optimizer, *, seed: int):
+    """Returns the compiled model: user i32[b], item i32[b] -> rating f32[b, 1]."""
     import keras
 
     from tf2dist.layers import ShardedEmbedding
 
     inputs, factors = {}, []
     for number, (name, rows) in enumerate({"user": users, "item": items}.items()):
-        begin = keras.initializers.RandomNormal(stddev=0.1, seed=2 * seed + number)
+        initializer = keras.initializers.RandomNormal(stddev=0.1, seed=2 * seed + number)
         inputs[name] = keras.Input((), dtype="int32", name=name)
-        factors.append(ShardedEmbedding(rows, rank, begin, name=f"{name}_factors")(inputs[name]))
+        factors.append(ShardedEmbedding(rows, rank, initializer, name=f"{name}_factors")(inputs[name]))
     model = keras.Model(inputs, keras.layers.Dot(axes=1, dtype="float32")(factors))
     model.compile(optimizer, "mse", metrics=[keras.metrics.RootMeanSquaredError("rmse")])
     return model
 
 
 class Ratings:
-    """Ratings by random users of random items; each batch follows from the seed and its number."""
+    """Ratings by random users of random items; each batch is a function of the seed and its number."""
 
     def __init__(self, users: int, items: int, seed: int):
         self.users, self.items, self.seed = users, items, seed
 
     def factors(self):
-        """What is to be learned: f32[users, 4] and f32[items, 4]. Made where it is used: it need not travel."""
+        """Returns the true factors, f32[users, 4] and f32[items, 4]; every process computes them itself."""
         import tensorflow as tf
 
         scale = TRUE_RANK**-0.25  # so that a product of two rows has variance 1
@@ -140,7 +140,7 @@ class Ratings:
         ]
 
     def batch(self, factors, number, size: int):
-        """Batch `number` i64[]: user and item i32[size], rating f32[size]."""
+        """Returns batch `number` i64[]: user and item i32[size], rating f32[size]."""
         import tensorflow as tf
 
         seeds = tf.unstack(tf.random.experimental.stateless_split(tf.stack([self.seed, number]), 3))
@@ -150,7 +150,7 @@ class Ratings:
         return {"user": user, "item": item}, product + NOISE * tf.random.stateless_normal([size], seeds[2])
 
     def batches(self, context, batch_size: int):
-        """A Dataset of one replica's batches, without end; no two replicas or workers get the same ones."""
+        """Returns an endless Dataset of one replica's batches; no two replicas or workers get the same ones."""
         import tensorflow as tf
 
         factors = self.factors()
@@ -159,22 +159,13 @@ class Ratings:
         return numbers.map(lambda number: self.batch(factors, number, size)).prefetch(tf.data.AUTOTUNE)
 
     def test(self):
-        """Ratings that are in no batch that is trained on, as arrays."""
+        """Returns ratings that are in no training batch, as arrays."""
         import tensorflow as tf
 
         with tf.device("/cpu:0"):
-            batch = self.batch(self.factors(), tf.constant(-1, tf.int64), TEST)
+            batch = self.batch(self.factors(), tf.constant(-1, tf.int64), TEST_SIZE)
         return tf.nest.map_structure(lambda t: t.numpy(), batch)
 
 
-def _batch_size(replicas: int) -> int:
-    size = _BATCH_SIZE.value
-    if size % replicas:
-        below = size - size % replicas
-        near = f"{below} or {below + replicas}" if below else f"{replicas}"
-        raise UsageError(f"--batch_size={size} does not divide among {replicas} replicas; {near} would")
-    return size
-
-
 if __name__ == "__main__":
-    job.run(train, prepare)
+    main.run(train, prepare)

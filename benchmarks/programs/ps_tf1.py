@@ -14,7 +14,7 @@ import time
 import numpy as np
 import tensorflow
 
-from tf2dist.data import synthetic
+from tf2dist.data import synthetic_dataset
 
 tf = tensorflow.compat.v1
 
@@ -53,7 +53,7 @@ def _serve(server, workers: int) -> None:
 
 
 def _work(server, cluster, index: int, steps: int, batch: int) -> list[tuple[float, int]]:
-    (pixels, labels), _ = synthetic.load(train=60_000, test=1)
+    (pixels, labels), _ = synthetic_dataset.load(train=60_000, test=1)
     pixels = pixels.reshape(-1, 784).astype(np.float32) / 255.0
 
     with tf.device(tf.train.replica_device_setter(worker_device=f"/job:worker/task:{index}", cluster=cluster)):

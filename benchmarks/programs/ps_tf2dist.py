@@ -17,9 +17,9 @@ def main(strategy, out: pathlib.Path, steps: int, batch: int, options: tf2dist.P
     """Trains for `steps` updates and writes when how many of them were made to `out`/coordinator.json."""
     import keras
 
-    from tf2dist.data import synthetic
-    from tf2dist.data.feeds import scaled
-    from trainers.networks import PRESETS
+    from tf2dist.data import synthetic_dataset
+    from tf2dist.data.image_batches import scale_pixels
+    from trainers.mnist_networks import PRESETS
 
     class Watch(keras.callbacks.Callback):
         points: list[tuple[float, int]] = []  # noqa: RUF012
@@ -27,8 +27,8 @@ def main(strategy, out: pathlib.Path, steps: int, batch: int, options: tf2dist.P
         def on_train_batch_end(self, batch, logs=None):
             self.points.append((time.perf_counter(), tf2dist.updates(self.model)))
 
-    (pixels, labels), _ = synthetic.load(train=60_000, test=1)
-    feed = tf2dist.Examples((pixels, labels), batch, seed=1, transform=scaled)
+    (pixels, labels), _ = synthetic_dataset.load(train=60_000, test=1)
+    feed = tf2dist.Examples((pixels, labels), batch, seed=1, transform=scale_pixels)
     with strategy.scope():
         model = PRESETS["sigmoid"].build(1e-3)
     watch = Watch()

@@ -1,96 +1,72 @@
-"""Jobs of several processes: started by hand, one process a task, or by our launcher, and killed in the middle."""
+"""What tests of connections between tasks share: both ends of one, and impatient clocks."""
 
-import contextlib
-import os
-import subprocess
-import sys
-import time
-import uuid
+import socket
+from concurrent.futures import Future
 
 import pytest
 
-from launch import linux, ports
-from tf2dist import Cluster, Task
+from tests.threads import DEADLINE, nobody_listens
+from tf2dist.cluster import heartbeat
+from tf2dist.cluster.heartbeat import TaskConnection
+from tf2dist.cluster.spec import Task
+from tf2dist.runtime import logging_setup
 
-DEADLINE = 250.0  # seconds
-_MARK = "CLUSTER_TEST"
 
+class Other:
+    """The other end of a connection, as bytes."""
 
-class Job:
-    """A job under way; `processes` by the task's name where they were started by hand."""
+    def __init__(self, end):
+        self.socket = end
+        self.socket.settimeout(DEADLINE)
+        self._lines = end.makefile("rb")
 
-    def __init__(self, directory):
-        self.directory = directory
-        self.processes = {}
-        self.mark = uuid.uuid4().hex
+    def say(self, *words):
+        self.socket.sendall("".join(f"{word}\n" for word in words).encode())
 
-    def start(self, name, command, env):
-        self.processes[name] = subprocess.Popen(
-            [sys.executable, "-m", *command], env={**os.environ, **env, _MARK: self.mark},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+    def next(self, *, besides=()):
+        """The next word that is none of `besides`; empty at the end."""
+        while (word := self._lines.readline().decode().rstrip("\n")) in besides:
+            pass
+        return word
 
-    def until(self, name):
-        """Waits until the program has made a file of this name."""
-        deadline = time.monotonic() + DEADLINE
-        while not (self.directory / name).exists():
-            assert time.monotonic() < deadline
-            first = next(iter(self.processes.values()))
-            if first.poll() is not None:
-                pytest.fail("it ended with\n" + "\n".join(first.communicate()))  # an assertion would cut it short
-            time.sleep(0.02)
-
-    def ends(self, name):
-        """Status and standard error of a process that must end by itself."""
-        _, error = self.processes[name].communicate(timeout=DEADLINE)
-        return self.processes[name].returncode, error
-
-    def kill(self):
-        """Kills everything that was started, and what that has started, at once."""
-        deadline = time.monotonic() + DEADLINE
-        while pids := linux.started_with(_MARK, self.mark):
-            assert time.monotonic() < deadline
-            linux.kill(pids, 9)
-            time.sleep(0.02)
-        for process in self.processes.values():
-            process.communicate()
+    def end(self):
+        self._lines.close()
+        self.socket.close()
 
 
 @pytest.fixture
-def by_hand(tmp_path):
-    """by_hand(program, *arguments): starts chief, two workers and a ps, each as a process of its own."""
-    with contextlib.ExitStack() as stack:
-        job = stack.enter_context(_killed(Job(tmp_path)))
-        chief, first, second, ps = stack.enter_context(ports.hold(4))
+def connect():
+    """connect(job, index): a connection to that task, and its other end."""
+    others = []
 
-        def start(program, *arguments):
-            at = "127.0.0.1:{}".format
-            jobs = {"chief": (at(chief),), "worker": (at(first), at(second)), "ps": (at(ps),)}
-            cluster = Cluster(jobs, Task("chief", 0))
-            for task in cluster.tasks:
-                job.start(str(task), [program, *arguments], {"TF_CONFIG": cluster.at(task).to_tf_config()})
-            return job
+    def connect(job="ps", index=0):
+        near, far = socket.socketpair()
+        others.append((near, Other(far)))
+        return TaskConnection(near, Task(job, index), f"{job}{index}:2222"), others[-1][1]
 
-        yield start
+    yield connect
+    for _, other in others:
+        other.end()
+    nobody_listens()
+    for near, _ in others:
+        near.close()
 
 
 @pytest.fixture
-def launched(tmp_path):
-    """launched(layout, program, *arguments): starts it by `python -m launch local *layout`, or alone without one."""
-    with contextlib.ExitStack() as stack:
-
-        def start(layout, program, *arguments):
-            job = stack.enter_context(_killed(Job(tmp_path)))
-            launcher = ["launch", "local", *layout, "--"] if layout else []
-            job.start("launcher", [*launcher, program, *arguments], {})
-            return job
-
-        yield start
+def ended():
+    """What the monitor says when it is to end the process."""
+    said: Future = Future()
+    logging_setup.log_to_stderr()
+    yield said
+    # The connections have ended, and with them all that hear; none must be left that could end this process.
+    nobody_listens()
 
 
-@contextlib.contextmanager
-def _killed(job):
-    try:
-        yield job
-    finally:
-        job.kill()
+@pytest.fixture
+def lively(monkeypatch):
+    monkeypatch.setattr(heartbeat, "PING_INTERVAL", 0.01)
+
+
+@pytest.fixture
+def hasty(monkeypatch):
+    monkeypatch.setattr(heartbeat, "GRACE", 0.05)

@@ -162,7 +162,7 @@ def test_wrong_values(tmp_path, change, reason, others):
 def test_missing_feature(tmp_path, missing):
     path = raw_file(tmp_path / "file", [example({name: GOOD[name] for name in GOOD if name != missing})])
     with pytest.raises(DataError, match=f"the first lacks {missing};"):
-        tfrecord.check_form(path)
+        tfrecord.check_features(path)
     with pytest.raises(tf.errors.InvalidArgumentError, match=f"Feature: {missing} .*is required"):
         collect(tfrecord.read(path, 10))
 

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from tf2dist.data import Source, find, load, synthetic, tfrecord
+from tf2dist.data import Source, find, load, synthetic_dataset, tfrecord
 from tf2dist.data.tfrecord import __main__ as convert
 from tf2dist.data.tfrecord import writing
 
@@ -20,6 +20,7 @@ def handlers():
         signal.signal(number, handler)
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path):
     """As a user runs it: what was written can be found and is what was asked for, and TensorFlow is quiet."""
     out = tmp_path / "new" / "out"
@@ -75,7 +76,7 @@ def test_failure_on_the_way(tmp_path, capfd, monkeypatch):
         open(path, "w").close()
         raise OSError(28, "No space left on device", path)
 
-    monkeypatch.setattr(tfrecord, "fill", full)
+    monkeypatch.setattr(tfrecord, "write_in_place", full)
     assert convert.main(["--dataset=digits", f"--out={tmp_path}"]) == 1
     assert "error: [Errno 28] No space left on device" in capfd.readouterr().err
     assert os.listdir(tmp_path) == []
@@ -105,7 +106,7 @@ def test_signal_in_the_middle(tmp_path, monkeypatch, number, part):
 
 
 def test_converts_tfrecords_too(tmp_path, capfd):
-    train, test = synthetic.load(20, 10)
+    train, test = synthetic_dataset.load(20, 10)
     (tmp_path / "in").mkdir()
     tfrecord.write(str(tmp_path / "in" / "train-00000-of-00002.tfrecord"), train[0][:5], train[1][:5])
     tfrecord.write(str(tmp_path / "in" / "train-00001-of-00002.tfrecord"), train[0][5:], train[1][5:])

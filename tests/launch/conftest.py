@@ -12,7 +12,7 @@ import uuid
 import pytest
 
 import launch
-from launch import linux
+from tf2dist.system import linux
 
 DEADLINE = 120.0  # seconds; nothing here takes long, but the machine may be busy
 _MARK = "LAUNCH_TEST"

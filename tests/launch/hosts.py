@@ -15,7 +15,7 @@ import uuid
 import pytest
 
 import launch
-from launch import linux
+from tf2dist.system import linux
 
 ROOT = pathlib.Path(launch.__file__).parents[1]
 MARK = "TF2DIST_TEST_HOSTS"  # handed on to every task, as all that begins so

@@ -17,8 +17,8 @@ import subprocess
 import sys
 import time
 
-from launch import linux
 from tests.launch.hosts import DEADLINE, ROOT, sh
+from tf2dist.system import linux
 
 USER = 1000  # of the image
 IMAGE = """

@@ -11,10 +11,11 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from launch import UsageError, k8s
-from launch.__main__ import main
 from tests.launch.kubelet import expand, pods_of
-from tf2dist import environments
+from tf2dist.cluster import environments
+from tf2dist.errors import UsageError
+from tf2dist.launch.backends import k8s
+from tf2dist.launch.command_line import main
 
 SCHEMAS = pathlib.Path(__file__).parent / "schemas"
 VERSION = "1.29"
@@ -22,7 +23,7 @@ VERSION = "1.29"
 
 def options(*arguments):
     parser = argparse.ArgumentParser()
-    k8s.add_arguments(parser)
+    k8s.BACKEND.add_arguments(parser)
     return parser.parse_args(["--image=registry/job:1", *arguments])
 
 

@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from launch import UsageError, local
+from tf2dist.errors import UsageError
+from tf2dist.launch.backends import local
 
 
 def launch(*arguments, **kwargs):
@@ -118,8 +119,9 @@ def test_wrong_numbers_are_refused_in_python_too():
 def test_the_launcher_itself_never_imports_tensorflow():
     code = """
 import sys
-import launch, launch.__main__, launch.local, launch.process, launch.zygote, launch.program
-assert launch.__main__.main(["local", "--preload=", "--", "this"]) == 0
+import launch, launch.__main__, tf2dist.launch.command_line as command, tf2dist.launch.backends.local
+import tf2dist.launch.fork_server
+assert command.main(["local", "--preload=", "--", "this"]) == 0
 print([name for name in ("tensorflow", "keras", "numpy", "absl") if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

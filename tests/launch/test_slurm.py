@@ -13,15 +13,17 @@ import time
 
 import pytest
 
-from launch import UsageError, slurm
+from tests.conftest import sampled
 from tests.launch.hosts import DEADLINE, Hosts, Launcher, possible
+from tf2dist.errors import UsageError
+from tf2dist.launch.backends import slurm
 
 MNIST = ("trainers.mnist", "--dataset=digits")
 
 
 def script(*arguments, program=("trainers.mnist", "--epochs=2")):
     parser = argparse.ArgumentParser()
-    slurm.add_arguments(parser)
+    slurm.BACKEND.add_arguments(parser)
     return slurm.script(parser.parse_args(["--python=python", *arguments]), program).splitlines()
 
 
@@ -176,16 +178,16 @@ def output(directory):
     return (directory / "out").read_text(errors="replace") if (directory / "out").exists() else ""
 
 
-@slow
+JOBS = {
+    "ps": (["--ps=1", "--workers=2"], {"chief": 1, "worker": 2, "ps": 1}),
+    "multiworker": (["--workers=2"], {"worker": 2}),
+}
+
+
 @limit
-@pytest.mark.parametrize(
-    ("arguments", "strategy", "processes"),
-    [
-        (["--ps=1", "--workers=2"], "ps", {"chief": 1, "worker": 2, "ps": 1}),
-        (["--workers=2"], "multiworker", {"worker": 2}),
-    ],
-)
-def test_mnist_on_two_nodes(submit, tmp_path, arguments, strategy, processes):
+@pytest.mark.parametrize("strategy", sampled(JOBS, (), ["ps"]))
+def test_mnist_on_two_nodes(submit, tmp_path, strategy):
+    arguments, processes = JOBS[strategy]
     report = tmp_path / "report.json"
     job = submit(*arguments, "--", *MNIST, f"--strategy={strategy}", "--epochs=10", f"--report={report}")
     status, said = job.finish()
@@ -221,17 +223,17 @@ def tasks_end(nodes, name):
     return nodes.empty(name, within=60.0, but="slurm") or [c for c in nodes.processes(name).values() if "srun" in c]
 
 
-@slow
+CUT_OFF = {
+    "multiworker": (["--workers=2", "--nodes=2"], "c", "worker 1 at c:"),
+    "ps": (["--ps=1", "--workers=2", "--nodes=3"], "b", "chief 0 at b:"),
+}
+
+
 @limit
-@pytest.mark.parametrize(
-    ("arguments", "strategy", "cut", "lost"),
-    [
-        (["--workers=2", "--nodes=2"], "multiworker", "c", "worker 1 at c:"),
-        (["--ps=1", "--workers=2", "--nodes=3"], "ps", "b", "chief 0 at b:"),
-    ],
-)
-def test_a_node_that_is_cut_off_in_the_middle(nodes, submit, tmp_path, arguments, strategy, cut, lost):
+@pytest.mark.parametrize("strategy", sampled(CUT_OFF, (), ["multiworker"]))
+def test_a_node_that_is_cut_off_in_the_middle(nodes, submit, tmp_path, strategy):
     """Slurm or the tasks themselves end the job, whoever notices first."""
+    arguments, cut, lost = CUT_OFF[strategy]
     job = submit(*arguments, "--", *MNIST, f"--strategy={strategy}", "--epochs=100000")
     under_way(job, tmp_path)
     with nodes.cut_off(cut):
@@ -243,7 +245,7 @@ def test_a_node_that_is_cut_off_in_the_middle(nodes, submit, tmp_path, arguments
     until(lambda: ask(nodes, "sinfo", "-h", "-o", "%T").split() == ["idle"])
 
 
-@slow
+@pytest.mark.exhaustive  # test_ssh has its like
 @limit
 def test_a_worker_whose_node_is_cut_off_is_done_without(nodes, submit, patient, tmp_path):
     report = tmp_path / "report.json"

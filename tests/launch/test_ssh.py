@@ -69,6 +69,7 @@ def test_mnist_on_parameter_servers(ssh, hosts, tmp_path):
     assert hosts.empty(within=10.0)
 
 
+@pytest.mark.exhaustive
 def test_mnist_on_workers_in_lockstep(ssh, hosts, tmp_path):
     report = tmp_path / "report.json"
     launcher = ssh("--hosts=b,c", "--", *MNIST, "--strategy=multiworker", "--epochs=10", f"--report={report}")
@@ -164,7 +165,8 @@ def test_who_cannot_be_done_without_is_named_when_cut_off(ssh, hosts, tmp_path):
     for port, away in zip((3000, 3010, 3020), said, strict=True):
         layout = tmp_path / f"{away}.toml"
         layout.write_text("".join(f'{job} = ["{"c" if job == away else "b"}"]\n' for job in said))
-        jobs[away] = ssh(f"--cluster={layout}", f"--port={port}", "--", *MNIST, "--epochs=100000")
+        options = f"--cluster={layout}", f"--port={port}", "--env=TF2DIST_WORKERS_GRACE=5"
+        jobs[away] = ssh(*options, "--", *MNIST, "--epochs=100000")
     for launcher in jobs.values():
         launcher.until("epoch 2/")
     with hosts.cut_off("c"):
@@ -179,14 +181,14 @@ def test_who_cannot_be_done_without_is_named_when_cut_off(ssh, hosts, tmp_path):
 
 
 def kill_task(hosts, name):
-    """Kills the task on a host, not its keeper."""
-    [pid] = [pid for pid, c in hosts.processes(name).items() if "trainers.mnist" in c and "keeper" not in c]
+    """Kills the task on a host, not its agent."""
+    [pid] = [pid for pid, c in hosts.processes(name).items() if "trainers.mnist" in c and "ssh_remote_agent" not in c]
     os.kill(pid, signal.SIGKILL)
 
 
 def test_a_worker_that_was_killed_is_started_again_on_its_host(ssh, hosts, tmp_path):
     report = tmp_path / "report.json"
-    launcher = ssh("--hosts=b,c", "--ps=1", "--max_restarts=2", "--", *MNIST, "--epochs=300", f"--report={report}")
+    launcher = ssh("--hosts=b,c", "--ps=1", "--max_restarts=2", "--", *MNIST, "--epochs=150", f"--report={report}")
     for times in (1, 2):
         launcher.until(f"epoch {5 * times}/")
         if times == 1:
@@ -195,7 +197,7 @@ def test_a_worker_that_was_killed_is_started_again_on_its_host(ssh, hosts, tmp_p
             [pid] = [pid for pid, c in hosts.processes("a").items() if c.startswith("ssh ") and " c exec " in c]
             os.kill(pid, signal.SIGKILL)
         launcher.until("worker 1 at c:2222 is back", times)
-    assert trained(launcher, report)["steps"] == 300 * STEPS
+    assert trained(launcher, report)["steps"] == 150 * STEPS
     assert launcher.text().count("launch: worker 1 ended with status 137; it is started again") == 2
 
 

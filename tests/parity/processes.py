@@ -14,12 +14,12 @@ import signal
 import threading
 import traceback
 
-from launch import ports
 from tf2dist import Cluster, Task
+from tf2dist.launch import free_ports
 
 DEADLINE = 250.0  # seconds for all of a program's tasks
 _fork = multiprocessing.get_context("forkserver")
-_fork.set_forkserver_preload(["tensorflow.compat.v1", "keras", "pytest", "tf2dist.loop"])
+_fork.set_forkserver_preload(["tensorflow.compat.v1", "keras", "pytest", "tf2dist.training.api"])
 
 
 def alone(function, *args):
@@ -53,7 +53,7 @@ def tf1_cluster(function, jobs, *args):
 @contextlib.contextmanager
 def _cluster(function, jobs, args, *, stay):
     tasks = [Task(job, index) for job, count in jobs.items() for index in range(count)]
-    with ports.hold(len(tasks)) as held:
+    with free_ports.hold(len(tasks)) as held:
         at = dict(zip(tasks, (f"127.0.0.1:{port}" for port in held), strict=True))
         spec = {job: tuple(at[t] for t in tasks if t.job == job) for job in jobs}
         configs = {t: {"TF_CONFIG": Cluster(spec, t).to_tf_config()} for t in tasks}

@@ -6,6 +6,8 @@ import pytest
 from tests.parity import tf1
 from tests.parity.processes import alone, cluster, tf1_cluster
 
+pytestmark = pytest.mark.slow
+
 JOBS = {"ps": ("a:2222", "b:2222"), "worker": ("c:2222", "d:2222", "e:2222")}
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.parity import regression, tf1
 from tests.parity.processes import alone
 from tf2dist.convert_checkpoint.__main__ import main
-from trainers.networks import PRESETS
+from trainers.mnist_networks import PRESETS
 
 # Layers of each preset: width and activation; what it was trained with; the names that tutorials gave.
 NETWORKS = {
@@ -20,10 +20,10 @@ NETWORKS = {
     "mlp": ([(500, "relu"), (10, None)], lambda tf: tf.train.AdamOptimizer(0.001)),
 }
 MODELS = {
-    "softmax": "trainers.networks:softmax(0.1)",
-    "sigmoid": "trainers.networks:sigmoid(0.001)",
-    "towers": "trainers.networks:towers(0.001, decay_steps=600)",
-    "mlp": "trainers.networks:mlp(0.001)",
+    "softmax": "trainers.mnist_networks:softmax(0.1)",
+    "sigmoid": "trainers.mnist_networks:sigmoid(0.001)",
+    "towers": "trainers.mnist_networks:towers(0.001, decay_steps=600)",
+    "mlp": "trainers.mnist_networks:mlp(0.001)",
 }
 STEPS = 5
 
@@ -73,6 +73,7 @@ def logits(model):
     return np.asarray(model(images()[0], training=False))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", PRESETS)
 def test_presets(tf, tmp_path, preset, capsys):
     """The names of a tutorial's checkpoint are found out; predictions are the same."""
@@ -241,6 +242,7 @@ def refused(saved, tmp_path, capsys, *options, model=MODELS["mlp"], status=2):
     return said.err.removeprefix("tf2dist.convert_checkpoint: ")
 
 
+@pytest.mark.slow
 def test_a_part_that_is_missing_or_garbage(tf, saved, tmp_path, capsys):
     for name, change, which in (
         ("data-00000-of-00001", None, "model.ckpt-1.data-00000-of-00001; No such file"),
@@ -261,6 +263,7 @@ def test_a_part_that_is_missing_or_garbage(tf, saved, tmp_path, capsys):
         assert which in said
 
 
+@pytest.mark.slow
 def test_truncated(tf, saved, tmp_path, capsys):
     for name, kept in (("data-00000-of-00001", 1000), ("index", 20), ("index", 0)):
         copy = tmp_path / f"{name}-{kept}"
@@ -297,6 +300,7 @@ def named(tmp_path, **changed):
     return f"--map={path}"
 
 
+@pytest.mark.slow
 def test_name_map(tf, saved, tmp_path, capsys):
     keras.backend.clear_session()
     out = tmp_path / "out.keras"
@@ -329,13 +333,16 @@ def test_a_map_that_is_none(saved, tmp_path, capsys, text, said):
     ("model", "said"),
     [
         ("nowhere.keras", "is no file"),
-        ("trainers.networks", "names no model"),
-        ("trainers.networks:sigmoid(open('x'))", "names no model"),
-        ("trainers.networks:sigmoid(", "names no model"),
-        ("trainers.netwoks:sigmoid", "module trainers.netwoks cannot be imported"),
-        ("trainers.networks:sigmod", "trainers.networks has no sigmod; the nearest name is sigmoid"),
-        ("trainers.networks:sigmoid()", "cannot be made: TypeError: sigmoid() missing 1 required positional argument"),
-        ("trainers.networks:CLASSES", "is int, no Keras model"),
+        ("trainers.mnist_networks", "names no model"),
+        ("trainers.mnist_networks:sigmoid(open('x'))", "names no model"),
+        ("trainers.mnist_networks:sigmoid(", "names no model"),
+        ("trainers.mnist_netwoks:sigmoid", "module trainers.mnist_netwoks cannot be imported"),
+        ("trainers.mnist_networks:sigmod", "trainers.mnist_networks has no sigmod; the nearest name is sigmoid"),
+        (
+            "trainers.mnist_networks:sigmoid()",
+            "cannot be made: TypeError: sigmoid() missing 1 required positional argument",
+        ),
+        ("trainers.mnist_networks:CLASSES", "is int, no Keras model"),
         ("tests.parity.test_convert_tables:table_model('Nadam')", "cannot be made: KeyError: 'Nadam'"),
         ("tests.parity.test_convert:alone(int)", "names no model"),
     ],
@@ -344,6 +351,7 @@ def test_a_model_that_is_none(tf, saved, tmp_path, capsys, model, said):
     assert said in refused(saved, tmp_path, capsys, model=model)
 
 
+@pytest.mark.slow
 def test_a_model_that_is_broken(tf, saved, tmp_path, capsys, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "half.py").write_text("x = 1 +\n")
@@ -363,7 +371,7 @@ def test_places_that_are_none(tmp_path, capsys):
         (str(tmp_path / "none"), str(tmp_path / "a.keras")): "there is no checkpoint",
     }
     for command, said in wrong.items():
-        assert main([*command, "--model=trainers.networks:sigmoid(0.1)"]) == 2
+        assert main([*command, "--model=trainers.mnist_networks:sigmoid(0.1)"]) == 2
         assert said in capsys.readouterr().err
 
 

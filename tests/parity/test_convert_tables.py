@@ -8,6 +8,8 @@ from tests.parity import tf1
 from tests.parity.processes import alone
 from tests.parity.test_convert import converted, refused
 
+pytestmark = pytest.mark.slow
+
 ROWS, COLUMNS = 11, 4
 IDS = np.array([[0, 5], [10, 3]], np.int32)
 KEPT = {

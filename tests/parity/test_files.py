@@ -3,9 +3,12 @@
 import pathlib
 
 import numpy as np
+import pytest
 
 from tests.parity import regression, tf1
 from tests.parity.processes import alone
+
+pytestmark = pytest.mark.slow
 
 STEPS = 6
 
@@ -34,14 +37,14 @@ def saved_here(directory):
     import keras
 
     import tf2dist
-    from tf2dist import checkpoint
+    from tf2dist.training import checkpoint_files
 
     x, y = regression.batch(0)
     with tf2dist.make_strategy("one").scope():
         model = regression.model(keras.optimizers.SGD(0.05, momentum=0.9))
     callback = tf2dist.Checkpoint(directory, every_steps=1, keep=2)
     tf2dist.fit(model, (x, y), batch_size=len(x), steps_per_epoch=STEPS, callbacks=[callback], steps_per_execution=1)
-    paths, found = checkpoint.checkpoints(directory), {}
+    paths, found = checkpoint_files.list_checkpoints(directory), {}
     with h5py.File(f"{paths[-1]}/model.weights.h5") as file:
         file.visititems(lambda name, item: found.update({name: item[()]}) if isinstance(item, h5py.Dataset) else None)
     return pathlib.Path(paths[-1]).name, len(paths), found

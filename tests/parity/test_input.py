@@ -1,9 +1,12 @@
 """How data comes in: placeholders, queues, iterators, Python functions."""
 
 import numpy as np
+import pytest
 
 from tests.parity import regression, tf1
 from tests.parity.processes import alone
+
+pytestmark = pytest.mark.slow
 
 STEPS = 12
 
@@ -115,13 +118,13 @@ def lived_in_tf1(generations):
 
 
 def lived_here(generations):
-    from tf2dist.life import words
-    from tf2dist.life.engines import make_engine
-    from tf2dist.life.rule import parse
+    from trainers.life import packed_board
+    from trainers.life.engines import make_engine
+    from trainers.life.rule import parse
 
     engine = make_engine("numpy_function", parse("B3/S23"), *BOARD.shape, "torus")
-    state = engine.advance(engine.load(words.pack(BOARD)), generations)
-    return words.unpack(engine.words(state), BOARD.shape[1])
+    state = engine.advance(engine.load(packed_board.pack(BOARD)), generations)
+    return packed_board.unpack(engine.board(state), BOARD.shape[1])
 
 
 def test_python_functions(tf):

@@ -6,6 +6,8 @@ import pytest
 from tests.parity import regression, tf1
 from tests.parity.processes import alone
 
+pytestmark = pytest.mark.slow
+
 STEPS = 25
 OPTIMIZERS = {
     "sgd": (
@@ -115,7 +117,7 @@ def averaged_in_tf1():
 
 
 def averaged_here():
-    from tf2dist.averaging import AveragingSGD
+    from tf2dist.optimizers.averaging import AveragingSGD
 
     return regression.weights(regression.fit(lambda: AveragingSGD(0.1, ema_momentum=AVERAGE), STEPS))
 
@@ -163,7 +165,7 @@ def towers_here(strategy):
     import keras
 
     import tf2dist
-    from tf2dist.averaging import AveragingSGD
+    from tf2dist.optimizers.averaging import AveragingSGD
 
     strategy = tf2dist.make_strategy(strategy, replicas=2)
     with strategy.scope():

@@ -11,6 +11,8 @@ import pytest
 from tests.parity import tf1
 from tests.parity.processes import alone, cluster
 
+pytestmark = pytest.mark.slow
+
 TABLE = np.random.default_rng(0).normal(size=(7, 4)).astype(np.float32)
 IDS = np.array([[0, 6, 3], [3, 5, 0]])
 
@@ -37,7 +39,7 @@ def by_function_in_tf1():
 def by_creator_here():
     import tensorflow as tf
 
-    from tf2dist import devices
+    from tf2dist.runtime import devices
 
     devices.make_virtual_cpus(3)
 
@@ -207,7 +209,7 @@ def logged_by_tf1():
 def logged_here():
     import tensorflow as tf
 
-    from tf2dist import devices
+    from tf2dist.runtime import devices
 
     devices.make_virtual_cpus(2)
     tf.debugging.set_log_device_placement(True)

@@ -1,9 +1,12 @@
 """Several workers: between-graph replication, asynchronous and synchronous, with and without backup workers."""
 
 import numpy as np
+import pytest
 
 from tests.parity import regression, tf1
 from tests.parity.processes import cluster, tf1_cluster
+
+pytestmark = pytest.mark.slow
 
 UPDATES = 40
 SLOPE = np.array([[1.0], [-2.0], [0.5]], np.float32)

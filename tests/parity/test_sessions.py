@@ -8,6 +8,8 @@ import pytest
 from tests.parity import regression, tf1
 from tests.parity.processes import alone
 
+pytestmark = pytest.mark.slow
+
 EVERY, STEPS = 4, 10
 
 
@@ -134,14 +136,15 @@ def called_back_here(directory):
     import tensorflow as tf
 
     import tf2dist
-    from tf2dist import checkpoint
-    from trainers import chores, logdir
+    from tf2dist.training import checkpoint_files
+    from trainers.common.progress_lines import StepLines
+    from trainers.common.summaries import Summaries
 
     lines = []
     callbacks = [
         tf2dist.Checkpoint(directory, every_steps=EVERY, keep=10),
-        chores.StepLines(lines.append, EVERY, regression.BATCH, STEPS),
-        logdir.Summaries(directory, EVERY),
+        StepLines(lines.append, EVERY, regression.BATCH, STEPS),
+        Summaries(directory, EVERY),
     ]
     model = regression.fit(lambda: keras.optimizers.SGD(0.1), STEPS, callbacks=callbacks, steps_per_execution=1)
     (file,) = pathlib.Path(directory).glob("events*")
@@ -150,7 +153,7 @@ def called_back_here(directory):
         for value in event.summary.value:
             if value.tag == "cost":
                 scalars[event.step] = float(tf.make_ndarray(value.tensor))
-    saved = [int(pathlib.Path(path).name.rpartition("-")[2]) for path in checkpoint.checkpoints(directory)]
+    saved = [int(pathlib.Path(path).name.rpartition("-")[2]) for path in checkpoint_files.list_checkpoints(directory)]
     return tf2dist.updates(model), [int(line.split()[1]) for line in lines], saved, scalars
 
 

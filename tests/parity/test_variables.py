@@ -1,9 +1,12 @@
 """Variables, scopes and collections of a graph, and the layers and models that hold them now."""
 
 import numpy as np
+import pytest
 
 from tests.parity import regression, tf1
 from tests.parity.processes import alone
+
+pytestmark = pytest.mark.slow
 
 DIMENSIONS = np.array([[0.5, -1.0], [2.0, 0.25]], np.float32)
 

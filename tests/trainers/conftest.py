@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from launch import linux
+from tf2dist.system import linux
 
 ROOT = pathlib.Path(__file__).parents[2]
 DEADLINE = 300.0  # seconds; TensorFlow alone takes five on a machine that is not busy

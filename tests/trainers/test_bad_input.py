@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from launch import ports
+from tf2dist.launch import free_ports
 
 HOSTS = "--ps_hosts=127.0.0.1:2222", "--worker_hosts=127.0.0.1:2223,127.0.0.1:2224"
 
@@ -147,7 +147,13 @@ def files(tmp_path):
         (tmp_path / name / "test.tfrecords").write_bytes(good)
 
 
-@pytest.mark.parametrize("case", [*FLAGS, *TOGETHER, *DATA, *PLACES, *HOST_FLAGS, *TF_CONFIG], ids=str)
+CASES = [*FLAGS, *TOGETHER, *DATA, *PLACES, *HOST_FLAGS, *TF_CONFIG]
+
+
+# Each is a process of its own: every third one, and the others where there is time.
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=() if n % 3 == 0 else pytest.mark.slow) for n, c in enumerate(CASES)], ids=str
+)
 def test_refused_before_tensorflow_is_imported(case, run, files, tree, no_tensorflow):
     before = tree()
     arguments = case.arguments
@@ -176,7 +182,7 @@ TAKEN = {
 def test_a_port_that_is_taken(jobs, task, by_config, start, tree, no_tensorflow):
     job, _, index = task.partition(" ")
     index = int(index or 0)
-    with ports.hold(4) as held, socket.socket() as other:
+    with free_ports.hold(4) as held, socket.socket() as other:
         free = iter(held)
         cluster = {name: [f"127.0.0.1:{next(free)}" for _ in range(2 if name == "worker" else 1)] for name in jobs}
         address = cluster[job][index]
@@ -194,6 +200,7 @@ def test_a_port_that_is_taken(jobs, task, by_config, start, tree, no_tensorflow)
     assert tree() == {}
 
 
+@pytest.mark.slow
 def test_a_record_that_is_damaged_is_found_while_running(run, tmp_path, tree):
     good = record({"image_raw": b"\0" * 784, "pixels": 784, "label": 3})
     bad = bytearray(good)
@@ -208,6 +215,7 @@ def test_a_record_that_is_damaged_is_found_while_running(run, tmp_path, tree):
     assert tree() == before
 
 
+@pytest.mark.slow
 def test_a_wrong_label_is_found_while_running(run, tmp_path, tree):
     good = record({"image_raw": b"\0" * 784, "pixels": 784, "label": 3})
     wrong = record({"image_raw": b"\0" * 784, "pixels": 784, "label": 10})

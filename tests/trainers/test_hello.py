@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from launch import ports
+from tf2dist.launch import free_ports
 
 HELLO = "trainers.hello"
 GREETING = "Hello, distributed TensorFlow!"
@@ -12,7 +12,7 @@ GREETING = "Hello, distributed TensorFlow!"
 
 def by_hand(start, tasks, jobs, *arguments):
     """Starts each task as a process of its own, in this order, on free ports; returns how they ended, by task."""
-    with ports.hold(sum(jobs.values())) as held:
+    with free_ports.hold(sum(jobs.values())) as held:
         free = iter(f"127.0.0.1:{port}" for port in held)
         hosts = {name: ",".join(next(free) for _ in range(count)) for name, count in jobs.items()}
         flags = [f"--{'' if name == 'local' else name + '_'}hosts={places}" for name, places in hosts.items()]
@@ -29,6 +29,7 @@ def by_hand(start, tasks, jobs, *arguments):
     return done
 
 
+@pytest.mark.slow
 def test_two_tasks_of_a_job_of_any_name(start, tmp_path):
     done = by_hand(start, [("local", 1), ("local", 0)], {"local": 2}, "--log_device_placement")
     assert done["local", 1].out == ""
@@ -77,6 +78,7 @@ def test_its_own_local_cluster(run, tmp_path, arguments):
 PINNED = ("--devices=/cpu:0,/gpu:1", "--report=it.json")
 
 
+@pytest.mark.slow
 def test_a_device_that_is_not_there(run, tmp_path):
     done = run(*PINNED, module=HELLO)
     assert (done.status, done.err) == (2, (
@@ -100,7 +102,7 @@ def test_alone(run, tmp_path):
 
 @pytest.mark.parametrize(("index", "missing"), [(0, "local 1"), (1, "local 0")])
 def test_who_is_missing_is_named(run, index, missing, no_tensorflow):
-    with ports.hold(2) as held:
+    with free_ports.hold(2) as held:
         hosts = ",".join(f"127.0.0.1:{port}" for port in held)
         arguments = (f"--hosts={hosts}", "--job_name=local", f"--task_index={index}", "--start_timeout=1")
         done = run(*arguments, module=HELLO, env=no_tensorflow)

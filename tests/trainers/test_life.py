@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tf2dist.life import patterns, saved
+from trainers.life import pattern_files, saved_run
 
 LIFE = "trainers.life"
 GUN = "--pattern=gosper", "--size=70x90", "--generations=100"
@@ -43,19 +43,19 @@ def test_one_process_and_two_find_the_same_cycle_of_the_default_board(life, tmp_
         boards.append((tmp_path / "it.rle").read_bytes())
     assert reports[0] == reports[1]
     assert boards[0] == boards[1]
-    assert len(patterns.read(str(tmp_path / "it.rle")).cells) == reports[0][0]
+    assert len(pattern_files.read(str(tmp_path / "it.rle")).cells) == reports[0][0]
 
 
 @pytest.mark.slow
 def test_going_on_finds_what_one_run_finds(life, tmp_path):
     glider = "--pattern=glider", "--size=20x30", "--stop_on_cycle", "--report=it.json"
     assert life(*glider, "--generations=150", "--logdir=logs").status == 0
-    assert saved.read(str(tmp_path / "logs")).generation == 150
+    assert saved_run.read(str(tmp_path / "logs")).generation == 150
     done = life(*glider, "--generations=1000", "--logdir=logs", "--strategy=mirrored", "--replicas=3")
     assert "going on from generation 150" in done.out, done
     report = json.loads((tmp_path / "it.json").read_text())
     assert (report["generations"], report["cycle_from"], report["period"]) == (240, 0, 240)
-    assert saved.read(str(tmp_path / "logs")).generation == 240
+    assert saved_run.read(str(tmp_path / "logs")).generation == 240
 
 
 @pytest.mark.slow
@@ -68,7 +68,7 @@ def test_every_way_to_compute_gives_the_same_board(life, tmp_path):
         boards[name] = (tmp_path / f"{name}.rle").read_bytes()
         reports[name] = json.loads((tmp_path / f"{name}.json").read_text())
     assert len(set(boards.values())) == 1
-    last = patterns.read(str(tmp_path / "conv.rle"))
+    last = pattern_files.read(str(tmp_path / "conv.rle"))
     assert last.board == (70, 90, "torus")
     for name, report in reports.items():
         assert (report["trainer"], report["generations"], report["period"]) == ("life", 100, None)
@@ -95,6 +95,7 @@ def test_what_one_sees(life, tmp_path):
     assert (rows[0], rows[1], len(rows)) == ("generation,population", "0,36", 102)
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_leaves_what_was_there(start, tmp_path, tree):
     (tmp_path / "it.rle").write_text("old")
     (tmp_path / "it.gif").write_text("old")
@@ -139,7 +140,7 @@ def test_refused_before_tensorflow_is_imported(arguments, life, tree, tmp_path, 
     for folder in ("folder.rle", "other", "damaged"):
         (tmp_path / folder).mkdir()
     (tmp_path / "damaged" / "life.npz").write_bytes(b"damaged")
-    saved.write(str(tmp_path / "other"), saved.Saved(np.zeros([50, 1], np.uint64), 7, "rule B36/S23"))
+    saved_run.write(str(tmp_path / "other"), saved_run.SavedRun(np.zeros([50, 1], np.uint64), 7, "rule B36/S23"))
     before = tree()
     said = life(*arguments, PATH="/nowhere", **no_tensorflow).refused()
     assert said.startswith("life: ")

@@ -7,8 +7,9 @@ import time
 import numpy as np
 import pytest
 
-from launch import ports
+from tests.conftest import sampled
 from tests.trainers.conftest import DEADLINE
+from tf2dist.launch import free_ports
 
 LINEAR = "trainers.linear"
 FAST = ("--preset=sgd", "--learning_rate=1e-3", "--max_steps=5000")
@@ -38,6 +39,7 @@ def close_to_least_squares(report, seed=1):
     assert report["loss"] == pytest.approx(np.mean((w * x + b - y) ** 2), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_the_least_squares_line(start, tmp_path):
     report, lines = fitted(start, tmp_path)
     close_to_least_squares(report)
@@ -48,9 +50,8 @@ def test_the_least_squares_line(start, tmp_path):
     assert lines[11].startswith(f"w {report['w']:.4f}  b {report['b']:.4f}  loss {report['loss']:.4f}; least squares")
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(660)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", sampled(WAYS, (), ("mirrored", "multiworker", "ps")))
 def test_the_least_squares_line_on_every_strategy(start, tmp_path, way):
     report, _ = fitted(start, tmp_path, *WAYS[way], timeout=600)  # synchronous servers make 100 updates a second
     close_to_least_squares(report)
@@ -71,8 +72,7 @@ def test_fresh_points(start, tmp_path):
     assert losses[0] > 10 > 1 > losses[2]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", sampled(WAYS, (), ("central", "ps", "ps, sync")))
 def test_fresh_points_on_every_strategy(start, tmp_path, way):
     fast = ("--preset=sgd", "--learning_rate=5e-3", "--max_steps=1500", "--steps_to_validate=500")
     report, _ = fitted(start, tmp_path, *fast, *WAYS[way])
@@ -80,7 +80,7 @@ def test_fresh_points_on_every_strategy(start, tmp_path, way):
     assert report["steps"] == 1500
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_rate_of_the_original(start, tmp_path):
     report, _ = fitted(start, tmp_path, "--preset=sgd", "--steps_to_validate=100000")
     assert (report["learning_rate"], report["steps"]) == (1e-5, 500_000)
@@ -89,7 +89,7 @@ def test_the_rate_of_the_original(start, tmp_path):
 
 @pytest.mark.slow
 def test_by_hand_as_under_tensorflow_1(start, tmp_path):
-    with ports.hold(3) as held:
+    with free_ports.hold(3) as held:
         first, second, third = (f"127.0.0.1:{port}" for port in held)
         hosts = (f"-ps_hosts={third}", f"-worker_hosts={first},{second}")
         processes = [
@@ -103,6 +103,7 @@ def test_by_hand_as_under_tensorflow_1(start, tmp_path):
     assert (report["w"], report["b"]) == (pytest.approx(2, rel=0.05), pytest.approx(10, rel=0.05))
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_it_goes_on(start, tmp_path):
     endless = start("--preset=sgd", "--logdir=logs", "--save_seconds=0.2", "--max_steps=100000000", module=LINEAR)
     deadline = time.monotonic() + 60

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from launch import ports
+from tf2dist.launch import free_ports
 
 MAPREDUCE = "trainers.mapreduce"
 
@@ -30,6 +30,7 @@ def numbers(tmp_path):
     return numbers
 
 
+@pytest.mark.slow
 def test_a_file_equals_numpy(mapreduce, numbers):
     report = mapreduce("--job=histogram", "--file=numbers.txt", "--slices=1,2,700,300", "--bins=7")
     assert (report["trainer"], report["count"], report["slices"]) == ("mapreduce", 1003, 4)
@@ -39,8 +40,9 @@ def test_a_file_equals_numpy(mapreduce, numbers):
     assert (report["counts"], report["edges"]) == (counts.tolist(), edges.tolist())
 
 
+@pytest.mark.slow
 def test_two_tasks_started_by_hand_as_under_tensorflow_1(start, tmp_path):
-    with ports.hold(2) as held:
+    with free_ports.hold(2) as held:
         hosts = "--worker_hosts=" + ",".join(f"127.0.0.1:{port}" for port in held)
         tasks = [
             start(hosts, "--job_name=worker", f"--task_index={i}", f"--report={i}.json", module=MAPREDUCE)

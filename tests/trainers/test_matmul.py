@@ -26,6 +26,7 @@ def timed(run, tmp_path, *arguments):
     return report["runs"], done.out
 
 
+@pytest.mark.slow
 def test_plain_arguments_sweep_and_chart(run, tmp_path):
     runs, out = timed(run, tmp_path, "cpu", "1,37,400", "--repeats=1", "--numpy", "--chart=it.png")
     assert [(one["device"], one["size"]) for one in runs] == [
@@ -59,6 +60,7 @@ def test_rows_on_several_devices(run, tmp_path):
     assert one["device"] == "/cpu:0, /cpu:1, /cpu:2"
 
 
+@pytest.mark.slow
 def test_a_gpu_that_is_not_there(run):
     said = run("gpu:1", "1500", module=MATMUL, env={"CUDA_VISIBLE_DEVICES": ""}).refused()
     assert said == "matmul: there is no gpu:1 here; the devices are /cpu:0"

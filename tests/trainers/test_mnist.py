@@ -9,11 +9,20 @@ import sys
 
 import pytest
 
-from tests.conftest import SINGLE_PROCESS, SINGLE_PROCESS_SLOWLY
+from tests.conftest import SINGLE_PROCESS, sampled
 
 STEPS = 40
 MNIST = pathlib.Path(os.environ.get("MNIST_DIR", "~/tensorflow_datasets")).expanduser()
 CLUSTER = ("multiworker", "ps")
+PRESETS = [(s, p) for s in (*SINGLE_PROCESS, *CLUSTER) for p in ("mlp", "softmax", "sigmoid", "towers")]
+QUICK = [("multiworker", "mlp")]  # and ps, further down
+SLOW = [
+    ("one", "sigmoid"),
+    ("mirrored", "towers"),
+    ("central", "softmax"),
+    ("multiworker", "softmax"),
+    ("ps", "towers"),
+]
 
 
 def trained(tmp_path, *arguments, timeout=300):
@@ -26,10 +35,7 @@ def trained(tmp_path, *arguments, timeout=300):
     return json.loads(report.read_text()), done.stdout
 
 
-@pytest.mark.parametrize("preset", ["mlp", "softmax", "sigmoid", "towers"])
-@pytest.mark.parametrize(
-    "strategy", [*SINGLE_PROCESS_SLOWLY, *(pytest.param(s, marks=pytest.mark.slow) for s in CLUSTER)]
-)
+@pytest.mark.parametrize(("strategy", "preset"), sampled(PRESETS, QUICK, SLOW))
 def test_every_preset_on_every_strategy(tmp_path, strategy, preset):
     report, out = trained(
         tmp_path, f"--strategy={strategy}", f"--preset={preset}", "--dataset=digits", f"--steps={STEPS}"
@@ -56,6 +62,7 @@ def test_digits_on_a_local_parameter_server_cluster(tmp_path):
     assert "epoch 40/40" in out
 
 
+@pytest.mark.slow
 def test_towers_from_tfrecords_with_summaries(tmp_path):
     """The original of preset towers, whole: TFRecord input, moving averages, histograms, two replicas."""
     subprocess.run(
@@ -75,7 +82,7 @@ def test_towers_from_tfrecords_with_summaries(tmp_path):
     import keras
     import tensorflow as tf
 
-    from tf2dist import averaging  # noqa: F401  the saved model's optimizer
+    from tf2dist.optimizers import averaging  # noqa: F401  the saved model's optimizer
 
     tags = {}
     for file in logdir.glob("events*"):
@@ -89,10 +96,9 @@ def test_towers_from_tfrecords_with_summaries(tmp_path):
     assert keras.models.load_model(logdir / "model.keras").count_params() == 784 * 500 + 500 + 500 * 10 + 10
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.skipif(not (MNIST / "mnist").is_dir(), reason=f"MNIST is not prepared under {MNIST}; set MNIST_DIR")
-@pytest.mark.parametrize("strategy", [*SINGLE_PROCESS, *CLUSTER])
+@pytest.mark.parametrize("strategy", sampled([*SINGLE_PROCESS, *CLUSTER], (), ("mirrored", "multiworker", "ps")))
 def test_mnist_on_every_strategy(tmp_path, strategy):
     report, _ = trained(tmp_path, f"--strategy={strategy}", "--dataset=mnist", f"--data_dir={MNIST}", timeout=380)
     assert report["steps"] == 5 * 469

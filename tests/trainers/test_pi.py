@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from launch import ports
+from tests.conftest import sampled
+from tf2dist.launch import free_ports
 
 PI = "trainers.pi"
 FEW = 123_456  # samples, of seed 7
@@ -35,6 +36,7 @@ def pi(run, tmp_path):
     return pi
 
 
+@pytest.mark.slow
 def test_one_device_from_the_command_to_the_chart(pi, tmp_path):
     report, said = pi(f"--samples={FEW}", "--seed=7", "--chart=pi.png")
     assert (report["trainer"], report["samples"], report["inside"]) == ("pi", FEW, FEW_INSIDE)
@@ -47,8 +49,9 @@ def test_one_device_from_the_command_to_the_chart(pi, tmp_path):
     assert (tmp_path / "pi.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_two_servers_started_by_hand_as_under_tensorflow_1(start, tmp_path):
-    with ports.hold(2) as held:
+    with free_ports.hold(2) as held:
         hosts = "-worker_hosts=" + ",".join(f"127.0.0.1:{port}" for port in held)
         tasks = [
             start(hosts, "-job_name=worker", f"-index={index}", "--numsamples=100", f"-report={index}.json", module=PI)
@@ -61,18 +64,16 @@ def test_two_servers_started_by_hand_as_under_tensorflow_1(start, tmp_path):
     assert not (tmp_path / "1.json").exists()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", sampled(WAYS, (), ("2 replicas", "7 workers", "2 peers")))
 def test_the_same_count_everywhere(pi, way):
     report, _ = pi(f"--samples={FEW}", "--seed=7", *WAYS[way])
     assert report["inside"] == FEW_INSIDE
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("ps", [True, False])
+@pytest.mark.parametrize("ps", sampled([True, False], (), [True]))
 def test_started_by_hand_with_a_parameter_server(start, tmp_path, ps):
     """1 ps and 2 workers, the coordinator last; and the four GPUs of one machine."""
-    with ports.hold(3) as held:
+    with free_ports.hold(3) as held:
         first, second, third = (f"127.0.0.1:{port}" for port in held)
         hosts = f"--ps_hosts={third}", f"--worker_hosts={first},{second}"
         order = [("ps", 0), ("worker", 1), ("worker", 0)] if ps else [("worker", 0), ("ps", 0), ("worker", 1)]
@@ -95,7 +96,7 @@ def test_four_devices(pi):
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_ten_billion_samples_though_a_worker_is_killed(start, tmp_path):
-    with ports.hold(4) as held:
+    with free_ports.hold(4) as held:
         ps, *workers = (f"127.0.0.1:{port}" for port in held)
         hosts = f"--ps_hosts={ps}", f"--worker_hosts={','.join(workers)}", "--samples=1e10", "--report=it.json"
         tasks = {

@@ -5,6 +5,7 @@ import json
 import keras
 import pytest
 
+from tests.conftest import sampled
 from tf2dist.layers import ShardedEmbedding
 
 SMALL = ("--users=2000", "--items=1000", "--rank=8", "--batch_size=512", "--learning_rate=0.05", "--epochs=15")
@@ -19,8 +20,7 @@ def trained(run, tmp_path, *arguments):
 
 
 @pytest.mark.parametrize(
-    "strategy",
-    ["one", *(pytest.param(s, marks=pytest.mark.slow) for s in ("ps", "mirrored", "central", "multiworker"))],
+    "strategy", sampled(["one", "ps", "mirrored", "central", "multiworker"], (), ("ps", "mirrored", "multiworker"))
 )
 def test_comes_close_to_the_noise(run, tmp_path, strategy):
     servers = ["--ps=2"] if strategy == "ps" else []

@@ -561,7 +561,7 @@ class OwnStep(keras.Model):
         return {metric.name: metric.result() for metric in self.metrics}
 
 
-def own_step():
+def overridden_step():
     inputs = keras.Input((10,))
     model = OwnStep(inputs, layers.Dense(1)(layers.Dense(6, "tanh")(inputs)))
     model.compile(optimizers.SGD(0.05), "mse", metrics=["mae"])
@@ -756,7 +756,7 @@ CASES = {
     "subclassed": Case(subclassed, regression_data),
     "measured": Case(measured, regression_data, validate=True),
     "own_loss": Case(own_loss, regression_data),
-    "own_step": Case(own_step, regression_data, where={"central": _NO_STEP, "ps": _NO_STEP}),
+    "overridden_step": Case(overridden_step, regression_data, where={"central": _NO_STEP, "ps": _NO_STEP}),
     "sample_weights": Case(sample_weights, sample_weights_data),
     "class_weights": Case(class_weights, mlp_data, fit={"class_weight": {0: 1.0, 1: 2.0, 2: 0.5, 3: 1.5}}),
     "frozen": Case(frozen, regression_data, untouched=("base",)),

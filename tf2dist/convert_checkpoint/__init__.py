@@ -4,6 +4,8 @@
 Imports no TensorFlow.
 """
 
+from tf2dist.errors import UsageError
 
-class ConvertError(ValueError):
+
+class ConvertError(UsageError):
     """A conversion that cannot be: one line for each thing that is wrong, with what would be right."""

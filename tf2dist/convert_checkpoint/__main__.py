@@ -10,8 +10,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from tf2dist.command import Parser
 from tf2dist.convert_checkpoint import ConvertError, find
+from tf2dist.system.commands import Parser
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -21,7 +21,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("out", metavar="OUT", help="NAME.keras for the model, NAME.weights.h5 for its weights")
     parser.add_argument(
         "--model", required=True, help="FILE.keras, MODULE:MODEL or MODULE:FUNCTION(ARGUMENTS), as "
-        "'trainers.networks:sigmoid(0.001)'",
+        "'trainers.mnist_networks:sigmoid(0.001)'",
     )  # fmt: skip
     parser.add_argument("--map", help="JSON object of names: a variable's path in the model to its name in TF1_DIR")
     parser.add_argument("--averages", action="store_true", help="take the moving averages as the weights")
@@ -38,9 +38,10 @@ def main(arguments: Sequence[str]) -> int:
     except ConvertError as error:
         return _say(error, 2)
 
-    from tf2dist import atomic, quiet
+    from tf2dist.runtime import tensorflow_import
+    from tf2dist.system import atomic_files
 
-    quiet.import_tensorflow()
+    tensorflow_import.import_tensorflow()
     from tf2dist.convert_checkpoint.fill import fill
     from tf2dist.convert_checkpoint.read import Damaged
 
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
         model = find.model(options.model)
         lines = fill(model, prefix, given, averages=options.averages)
         if not options.dry_run:
-            atomic.save(model, options.out)
+            atomic_files.save(model, options.out)
     except ConvertError as error:
         return _say(error, 1 if isinstance(error, Damaged) else 2)
     except OSError as error:

@@ -9,9 +9,10 @@ from typing import Any
 import keras
 import numpy as np
 
+from tf2dist.compat.model import layers_of
 from tf2dist.convert_checkpoint import ConvertError, names
 from tf2dist.convert_checkpoint.read import Checkpoint
-from tf2dist.sharding import ShardedEmbedding
+from tf2dist.layers.sharded_embedding import ShardedEmbedding
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ _COUNTS = ("global_step", "beta1_power", "beta2_power")
 def _places(model: keras.Model) -> Iterator[Place]:
     """The model's weights by path, without its own name; a table in shards is one, as it was in the checkpoint."""
     shards = {}
-    for layer in model._flatten_layers():
+    for layer in layers_of(model):
         if isinstance(layer, ShardedEmbedding) and len(layer.embeddings) > 1:
             shape = (layer.input_dim, layer.output_dim)
             path = f"{layer.embeddings[0].path.rpartition('/')[0]}/embeddings"

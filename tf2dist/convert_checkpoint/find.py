@@ -89,9 +89,6 @@ def model(text: str) -> Any:
     if text.endswith(".keras"):
         import keras
 
-        import tf2dist.averaging
-        import tf2dist.layers  # noqa: F401  what a saved model may be made of
-
         try:
             return keras.saving.load_model(text)
         except Exception as error:  # of the file, or of the code that it names
@@ -142,6 +139,6 @@ def parsed(text: str) -> tuple[str, str, list | None, dict]:
     except (SyntaxError, ValueError):
         raise ConvertError(
             f"--model={text} names no model; FILE.keras, MODULE:MODEL and MODULE:FUNCTION(ARGUMENTS) do, as "
-            "'trainers.networks:sigmoid(0.001)'"
+            "'trainers.mnist_networks:sigmoid(0.001)'"
         ) from None
     return module, name, arguments, keywords

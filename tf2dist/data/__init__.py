@@ -1,10 +1,10 @@
-"""Images to train on, found before TensorFlow is imported and loaded as NumPy arrays; and their TFRecord form.
+"""Image data sets: found before TensorFlow is imported, loaded as NumPy arrays; TFRecord files of images.
 
     from tf2dist import data
-    source = data.find("auto")          # a launcher does this: no TensorFlow, every error early
+    source = data.find("auto")          # in a launcher: imports no TensorFlow, finds every error early
     (images, labels), test = data.load(source)
 
-The names below are imported when they are first used, and none of them imports TensorFlow before it has to.
+The names below are imported on first use, and import TensorFlow only when they need it.
 """
 
 import importlib
@@ -12,9 +12,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tf2dist.data.errors import DataError
-    from tf2dist.data.images import NAMES, Source, find, load
+    from tf2dist.data.image_sources import NAMES, Source, find, load
 
-_HOME = {"DataError": "errors", "NAMES": "images", "Source": "images", "find": "images", "load": "images"}
+_HOME = {
+    "DataError": "errors",
+    "NAMES": "image_sources",
+    "Source": "image_sources",
+    "find": "image_sources",
+    "load": "image_sources",
+}
 
 __all__ = ["NAMES", "DataError", "Source", "find", "load"]
 

@@ -1,10 +1,12 @@
-"""The one error of this package, and TensorFlow's errors made readable."""
+"""DataError, and readable messages of TensorFlow's data errors."""
 
 import re
 
+from tf2dist.errors import UsageError
 
-class DataError(ValueError):
-    """The data is not there, or is not what it should be.
+
+class DataError(UsageError):
+    """Data is missing or invalid.
 
     The message is one line: what was wrong, what was found, what would be right.
     """
@@ -13,7 +15,7 @@ class DataError(ValueError):
         super().__init__(" ".join(str(message).split()))
 
 
-def plain(error: Exception) -> str:
-    """What a `tf.errors.OpError` of a data pipeline says, without the names of graph nodes around it."""
+def op_error_message(error: Exception) -> str:
+    """Returns the message of a `tf.errors.OpError` of a data pipeline, without names of graph nodes."""
     message = re.sub(r"{{.*?}}|\[\[.*|\[Op:.*", "", str(getattr(error, "message", error)))
     return re.sub(r"Error in user-defined function.*?with iterator: \S+: ", "", message).strip()

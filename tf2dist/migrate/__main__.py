@@ -12,9 +12,9 @@ import stat
 import sys
 from collections.abc import Iterator, Sequence
 
-from tf2dist.command import Parser
-from tf2dist.migrate import source
+from tf2dist.migrate import python_tokens
 from tf2dist.migrate.uses import uses
+from tf2dist.system.commands import Parser
 
 _CODING = re.compile(rb"^[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)")
 
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
             status = status or 1
             continue
         files += 1
-        if error := source.syntax_error(text):
+        if error := python_tokens.syntax_error(text):
             print(f"{path}: this Python cannot parse it ({error}), perhaps it is for Python 2; read by its words")
         for use in uses(text):
             print(f"{path}:{use.line}: {use.symbol}  [{use.concept.row}] {use.concept.here}")

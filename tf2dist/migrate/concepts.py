@@ -88,7 +88,7 @@ CONCEPTS = [
     Concept("adagrad", "keras.optimizers.Adagrad", "train.AdagradOptimizer train.AdagradDAOptimizer"),
     Concept("exponential-decay", "keras.optimizers.schedules", "train.exponential_decay train.piecewise_constant "
             "train.polynomial_decay train.natural_exp_decay train.inverse_time_decay train.cosine_decay"),
-    Concept("moving-averages", "tf2dist.averaging.AveragingSGD", "train.ExponentialMovingAverage.*", "",
+    Concept("moving-averages", "tf2dist.optimizers.averaging.AveragingSGD", "train.ExponentialMovingAverage.*", "",
             "moving_averages"),
     Concept("towers", "strategy mirrored or central", "contrib.nccl.* contrib.all_reduce.* "
             "contrib.estimator.replicate_model_fn contrib.estimator.TowerOptimizer",
@@ -111,10 +111,10 @@ CONCEPTS = [
             "is_chief save_checkpoint_secs save_checkpoint_steps chief_only_hooks", "monitored_session"),
     Concept("stop-at-step", "epochs and steps_per_epoch of tf2dist.fit", "train.StopAtStepHook"),
     Concept("nan-tensor", "tf2dist.fit raises ValueError", "train.NanTensorHook train.NanLossDuringTrainingError"),
-    Concept("step-counter", "trainers.chores.StepLines", "train.StepCounterHook"),
+    Concept("step-counter", "trainers.common.progress_lines.StepLines", "train.StepCounterHook"),
     Concept("checkpoint-saver", "tf2dist.Checkpoint(directory, every_steps=N)",
             "train.CheckpointSaverHook train.CheckpointSaverListener"),
-    Concept("summary-saver", "trainers.logdir.Summaries", "train.SummarySaverHook"),
+    Concept("summary-saver", "trainers.common.summaries.Summaries", "train.SummarySaverHook"),
     Concept("hooks", "keras.callbacks.Callback", " ".join(f"train.{name}" for name in _HOOKS.split())
             + " train.ProfilerHook train.SecondOrStepTimer train.SessionRunContext contrib.training.StopAfterNEvalsHook"
             " contrib.training.SummaryAtEndHook",

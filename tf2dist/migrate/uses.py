@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tf2dist.migrate import source
+from tf2dist.migrate import python_tokens
 from tf2dist.migrate.concepts import Concept, of_name, of_string, of_word
-from tf2dist.migrate.source import Token
+from tf2dist.migrate.python_tokens import Token
 
 # Where tf may come from and still be TensorFlow: a module of the program's own, or nowhere, as in a cell of a notebook.
 _OWN = re.compile(r"^$|^\.|tf|\.tensorflow")
@@ -25,7 +25,7 @@ class Use:
 
 def uses(text: str) -> list[Use]:
     """Every use of a known concept, by line; each once a line."""
-    found = list(source.tokens(text))
+    found = list(python_tokens.tokens(text))
     aliases, objects = _aliases(found)
     return sorted(set(_uses(found, aliases, objects)), key=lambda use: (use.line, use.symbol))
 

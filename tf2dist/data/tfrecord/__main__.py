@@ -6,10 +6,10 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from tf2dist.atomic import replacing
-from tf2dist.command import Parser
-from tf2dist.data import images, tfrecord
+from tf2dist.data import image_sources, tfrecord
 from tf2dist.data.errors import DataError
+from tf2dist.system.atomic_files import replacing
+from tf2dist.system.commands import Parser
 
 DESCRIPTION = """Writes a data set of 28x28 images as TFRecord files, with the features image_raw (bytes), pixels and
 label (int64). Both files are written, or neither."""
@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--dataset",
         default="auto",
-        help=f"{', '.join(images.NAMES)}, or the path of TFRecord files (default: auto)",
+        help=f"{', '.join(image_sources.NAMES)}, or the path of TFRecord files (default: auto)",
     )
     parser.add_argument("--data_dir", help="where tensorflow-datasets keeps its data sets")
     parser.add_argument("--out", required=True, help="directory for train.tfrecords and test.tfrecords; made if new")
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
     try:
-        source = images.find(arguments.dataset, arguments.data_dir)
+        source = image_sources.find(arguments.dataset, arguments.data_dir)
         out = os.path.abspath(os.path.expanduser(arguments.out))
         if os.path.exists(out) and not os.path.isdir(out):
             raise DataError(f"--out={arguments.out} is not a directory")
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if source.note:
         print(source.note)
     try:
-        with _quiet():  # TensorFlow's messages are not the user's
+        with _silenced_stderr():  # TensorFlow's messages are not the user's
             sizes = _write(source, out, paths)
     except (DataError, OSError) as error:
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
@@ -53,20 +53,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _write(source: images.Source, out: str, paths: list[str]) -> dict[str, int]:
-    """Writes both parts or none; how many images each path got."""
-    train, test = images.load(source)
+def _write(source: image_sources.Source, out: str, paths: list[str]) -> dict[str, int]:
+    """Writes both parts or none; returns the number of images by path."""
+    train, test = image_sources.load(source)
     parts = dict(zip(paths, (test, train), strict=True))
     os.makedirs(out, exist_ok=True)
     with replacing(*paths) as temporary:
         for path, (pictures, labels) in zip(temporary, parts.values(), strict=True):
-            tfrecord.fill(path, pictures, labels)
+            tfrecord.write_in_place(path, pictures, labels)
     return {path: len(labels) for path, (_, labels) in parts.items()}
 
 
 @contextlib.contextmanager
-def _quiet():
-    """Standard error goes nowhere, also what C++ writes to it."""
+def _silenced_stderr():
+    """Discards standard error while the block runs, also what C++ writes to it."""
     kept = os.dup(2)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
@@ -79,7 +79,7 @@ def _quiet():
 
 
 def _stop(number, frame):
-    """Unwinds, so that half-written files are removed; a second signal does not disturb that."""
+    """Exits by an exception, so that half-written files are removed; ignores further signals meanwhile."""
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, signal.SIG_IGN)
     raise SystemExit(128 + number)

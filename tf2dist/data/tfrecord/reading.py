@@ -1,11 +1,11 @@
-"""TFRecord files as arrays, or as a stream of batches."""
+"""Reads TFRecord files of images, as arrays or as a `tf.data.Dataset` of batches."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from tf2dist.data.framing import Path, count, listed
-from tf2dist.data.records import BUFFER, arrays
-from tf2dist.data.tfrecord.form import CLASSES, PIXELS, SIDE
+from tf2dist.data.tfrecord.image_features import CLASSES, PIXELS, SIDE
+from tf2dist.data.tfrecord_arrays import BUFFER_SIZE, read_arrays
+from tf2dist.data.tfrecord_framing import Path, count_records, path_list
 
 if TYPE_CHECKING:
     import numpy as np
@@ -15,27 +15,27 @@ if TYPE_CHECKING:
 def read(
     paths: Path | Iterable[Path], batch_size: int, *, shuffle: int = 0, seed: int | None = None
 ) -> "tf.data.Dataset":
-    """Batches of (images f32[b, 28, 28] in 0..1, labels i64[b]), once through all files; the last may be smaller.
+    """Returns batches of (images f32[b, 28, 28] in 0..1, labels i64[b]), one pass over all files.
 
-    The pipeline is all TensorFlow operations, so it also runs inside a `tf.function` on a remote worker, if that
-    host sees the same paths.
+    The last batch may be smaller. The pipeline consists of TensorFlow operations only, so it also runs in a
+    `tf.function` on a remote worker whose host sees the same paths.
 
     Args:
-        paths: the files, whose records alternate (a fixed order, unless shuffled).
+        paths: the files; their records are interleaved, in a fixed order unless shuffled.
         batch_size: examples a batch.
-        shuffle: size of the shuffle buffer in records; every pass has another order. 0: the files' order.
-        seed: makes the orders of the passes the same each time the dataset is made.
+        shuffle: size of the shuffle buffer in records, reshuffled each pass; 0 does not shuffle.
+        seed: makes the orders reproducible.
 
     Raises:
-        DataError: as `count`, now.
-        tf.errors.InvalidArgumentError: a record is not of this form; when it is read.
+        DataError: as `count_records`, at once.
+        tf.errors.InvalidArgumentError: a record lacks these features; when it is read.
     """
     import tensorflow as tf
 
-    names = listed(paths)
-    batches = -(-count(names) // batch_size)
+    names = path_list(paths)
+    batches = -(-count_records(names) // batch_size)
     records = tf.data.Dataset.from_tensor_slices(names).interleave(
-        lambda name: tf.data.TFRecordDataset(name, buffer_size=BUFFER),
+        lambda name: tf.data.TFRecordDataset(name, buffer_size=BUFFER_SIZE),
         cycle_length=len(names),
         num_parallel_calls=tf.data.AUTOTUNE,
         deterministic=True,
@@ -48,8 +48,8 @@ def read(
         return tf.cast(images, tf.float32) / 255, labels
 
     parsed = records.batch(batch_size).map(scaled, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-    # A synchronous strategy shards its input, and by files unless told otherwise: uneven shares, and an error when
-    # there are fewer files than workers.
+    # Synchronous strategies shard their input by files by default: shards are uneven, and fewer files than workers are
+    # an error.
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
     parsed = parsed.apply(tf.data.experimental.assert_cardinality(batches)).with_options(options)
@@ -57,14 +57,14 @@ def read(
 
 
 def load(paths: Path | Iterable[Path]) -> "tuple[np.ndarray, np.ndarray]":
-    """All records, file after file: images u8[n, 28, 28], labels i64[n]. Raises DataError."""
-    names = listed(paths)
-    count(names)
-    return arrays(names, _parse)
+    """Reads all records, file after file: images u8[n, 28, 28], labels i64[n]. Raises DataError."""
+    names = path_list(paths)
+    count_records(names)
+    return read_arrays(names, _parse)
 
 
 def _parse(records: "tf.Tensor"):
-    """Serialized examples string[b] -> images u8[b, 28, 28], labels i64[b]."""
+    """Parses serialized examples string[b] to images u8[b, 28, 28], labels i64[b]."""
     import tensorflow as tf
 
     number = tf.io.FixedLenFeature([], tf.int64)

@@ -1,29 +1,29 @@
-"""Images into TFRecord files."""
+"""Writes images to TFRecord files."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tf2dist.atomic import replacing
-from tf2dist.data.errors import DataError, plain
-from tf2dist.data.tfrecord.form import CLASSES, PIXELS, SIDE
+from tf2dist.data.errors import DataError, op_error_message
+from tf2dist.data.tfrecord.image_features import CLASSES, PIXELS, SIDE
+from tf2dist.system.atomic_files import replacing
 
 if TYPE_CHECKING:
     import numpy as np
 
 
 def write(path: str, images: "np.ndarray", labels: "np.ndarray") -> None:
-    """Writes images u8[n, 28, 28] and labels (integers 0 to 9)[n]; the file is there complete or not at all.
+    """Writes images u8[n, 28, 28] and labels (integers 0 to 9)[n]; the file appears complete or not at all.
 
     Raises:
-        DataError: the arrays are not such.
+        DataError: the arrays have other shapes, dtypes or labels.
         OSError: the file could not be written, for example because the disk is full.
     """
     with replacing(path) as [part]:
-        fill(part, images, labels)
+        write_in_place(part, images, labels)
 
 
-def fill(path: str, images: "np.ndarray", labels: "np.ndarray") -> None:
-    """Writes as `write` does, but in place: for use inside `replacing`."""
+def write_in_place(path: str, images: "np.ndarray", labels: "np.ndarray") -> None:
+    """Writes as `write` does, but without a temporary file: for use inside `replacing`."""
     import numpy as np
     import tensorflow as tf
 
@@ -38,7 +38,7 @@ def fill(path: str, images: "np.ndarray", labels: "np.ndarray") -> None:
             for record in _records(images, labels):
                 writer.write(record)
     except tf.errors.OpError as error:
-        reason = plain(error).removeprefix(f"{path}; ")
+        reason = op_error_message(error).removeprefix(f"{path}; ")
         raise OSError(f"{path} could not be written: {reason}") from None
 
 

@@ -1,0 +1,77 @@
+"""The table of what the loss of a task means."""
+
+import itertools
+
+import pytest
+
+from tf2dist.cluster.loss_policy import WORKERS_GRACE, LossPolicy, OnLoss, on_loss
+from tf2dist.cluster.spec import AnyJobs, Cluster, ClusterError, Task
+
+CHIEF, EVALUATOR = Task("chief", 0), Task("evaluator", 0)
+WORKERS = [Task("worker", i) for i in range(2)]
+PS = [Task("ps", i) for i in range(2)]
+
+
+@pytest.mark.parametrize("leader", [CHIEF, WORKERS[0]], ids=str)
+def test_under_parameter_servers_only_workers_can_be_lost(leader):
+    for task in (CHIEF, EVALUATOR, *WORKERS, *PS):
+        goes_on = task.job == "worker" and task != leader
+        expected = OnLoss.REPLACE if goes_on else OnLoss.END
+        assert on_loss(task, leader=leader, has_servers=True) is expected
+
+
+@pytest.mark.parametrize("task", [CHIEF, EVALUATOR, *WORKERS, Task("local", 1)], ids=str)
+def test_elsewhere_every_loss_ends_the_job(task):
+    assert on_loss(task, leader=CHIEF, has_servers=False) is OnLoss.END
+
+
+def a_cluster(**counts):
+    ports = itertools.count(2222)
+    jobs = {job: tuple(f"h:{next(ports)}" for _ in range(count)) for job, count in counts.items()}
+    return Cluster(jobs, Task(next(iter(jobs)), 0))
+
+
+def test_what_a_coordinator_does(monkeypatch):
+    monkeypatch.delenv("TF2DIST_WORKERS_GRACE", raising=False)
+    policy = LossPolicy.of(a_cluster(chief=1, worker=2, ps=2), has_servers=True)
+    assert policy.workers_grace == WORKERS_GRACE
+    for lost, ends, waits in (
+        ([], False, False),
+        ([WORKERS[0]], False, False),
+        (WORKERS, False, True),
+        ([PS[1]], True, False),
+        ([*WORKERS, PS[0]], True, True),
+    ):
+        assert (policy.ends_job(lost), policy.waits_for_workers(lost)) == (ends, waits), lost
+
+
+def test_worker_0_that_coordinates_leads_a_server_of_the_same_name():
+    policy = LossPolicy.of(a_cluster(worker=2, ps=1), has_servers=True)
+    assert not policy.ends_job([WORKERS[0]])
+    assert policy.waits_for_workers(WORKERS)
+
+
+def test_what_other_leaders_do():
+    for cluster in (a_cluster(worker=3), AnyJobs({"local": ("h:1", "h:2")}, Task("local", 0))):
+        policy = LossPolicy.of(cluster, has_servers=False)
+        assert not policy.ends_job([])
+        assert policy.ends_job([cluster.tasks[1]])
+        assert not policy.waits_for_workers(cluster.tasks)
+
+
+def test_how_long_a_job_waits_for_workers(monkeypatch):
+    monkeypatch.setenv("TF2DIST_WORKERS_GRACE", "2.5")
+    assert LossPolicy.of(a_cluster(worker=2, ps=1), has_servers=True).workers_grace == 2.5
+    monkeypatch.setenv("TF2DIST_WORKERS_GRACE", "soon")
+    with pytest.raises(ClusterError, match="TF2DIST_WORKERS_GRACE is 'soon'; it must be a number of seconds above 0"):
+        LossPolicy.of(a_cluster(worker=2, ps=1), has_servers=True)
+
+
+def test_the_coordinators_own_worker_cannot_come_back():
+    """Without a chief worker 0's server is a child of the coordinator, which nobody starts again."""
+    cluster = Cluster({"worker": ("a:1", "b:1"), "ps": ("c:1",)}, Task("worker", 0))
+    policy = LossPolicy.of(cluster, has_servers=True)
+    own, other = Task("worker", 0), Task("worker", 1)
+    assert not policy.ends_job([own])
+    assert not policy.ends_job([other])
+    assert policy.ends_job([own, other])

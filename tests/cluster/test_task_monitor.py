@@ -1,0 +1,395 @@
+"""What a leader and its followers make of the others' words, silence and ends."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from concurrent.futures import Future
+
+import pytest
+
+from tests.threads import DEADLINE, background, nobody_listens, stays, wait_until
+from tf2dist.cluster.heartbeat import TaskConnection, TaskLostError
+from tf2dist.cluster.loss_policy import LossPolicy
+from tf2dist.cluster.spec import Task
+from tf2dist.cluster.task_monitor import FollowerMonitor, LeaderMonitor
+
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("ended")]
+
+
+class Policy:
+    """Of a job that `fatal` losses end."""
+
+    workers_grace = 0.1
+
+    def __init__(self, fatal):
+        self.ends_job = fatal
+
+    def waits_for_workers(self, lost):
+        return False
+
+
+@pytest.fixture
+def end(ended):
+    """What a monitor calls to end the process; the first reason counts."""
+    return lambda why: ended.done() or ended.set_result(why)
+
+
+@pytest.fixture
+def lead(end):
+    """lead(*lines): a monitor of them; `fatal` tells whether the losses of tasks end the job."""
+
+    def lead(*lines, fatal=lambda lost: False, policy=None, **kwargs):
+        connections = [line for line, _ in lines]
+        return LeaderMonitor(connections, policy or Policy(fatal), end, **kwargs)
+
+    return lead
+
+
+class TestLead:
+    def test_ready(self, lead, connect):
+        lines = [connect("ps", 0), connect("worker", 0), connect("worker", 1)]
+        leader = lead(*lines)
+        waiting = background(leader.wait_ready, DEADLINE)
+        for _, other in lines[::-1]:
+            assert not waiting.done()
+            other.say("ready")
+        waiting.result(DEADLINE)
+
+    def test_ready_waits_for_all(self, lead, connect):
+        lines = [connect("ps", 0), connect("worker", 0)]
+        lines[0][1].say("ready")
+        with pytest.raises(TimeoutError, match=r"worker 0 at worker0:2222 did not start its server within 0\.1 s"):
+            lead(*lines).wait_ready(0.1)
+
+    def test_a_task_that_ends_before_it_is_ready_is_not_waited_for(self, lead, connect):
+        lines = [connect("ps", 0), connect("worker", 0)]
+        waiting = background(lead(*lines, fatal=bool).wait_ready, 10 * DEADLINE)
+        lines[0][1].say("ready")
+        lines[1][1].end()
+        with pytest.raises(TaskLostError, match="worker 0 at worker0:2222 is gone"):
+            waiting.result(DEADLINE)
+
+    def test_a_worker_that_is_lost_before_it_is_ready_may_come_back(self, lead, connect):
+        lines, back = [connect("ps", 0), connect("worker", 0)], connect("worker", 0)
+        leader = lead(*lines, policy=LossPolicy(True), find_replacement=lambda task, over: back[0])
+        waiting = background(leader.wait_ready, 10 * DEADLINE)
+        lines[0][1].say("ready")
+        lines[1][1].end()
+        assert back[1].next() == "go"
+        assert not waiting.done()
+        back[1].say("ready")
+        waiting.result(DEADLINE)
+
+    def test_gives_signs_of_life(self, lead, connect, lively):
+        lines = [connect("ps", 0), connect("worker", 0)]
+        leader = lead(*lines)
+        for _, other in lines:
+            assert [other.next() for _ in range(3)] == ["ping"] * 3
+        leader.end(together=False)
+
+    def test_a_coordinator_ends_when_it_has_finished(self, lead, connect):
+        lines = [connect("ps", 0), connect("worker", 0)]
+        leader = lead(*lines)
+        leader.end(together=False)
+        assert [other.next() for _, other in lines] == ["done", "done"]
+
+    def test_peers_end_together(self, lead, connect):
+        lines = [connect("worker", 1), connect("worker", 2)]
+        leader = lead(*lines)
+        (_, first), (_, second) = lines
+        second.say("bye")
+        assert leader._bye[Task("worker", 2)].wait(DEADLINE)
+        ending = background(leader.end, together=True)
+        assert stays(ending)
+        first.say("bye")
+        ending.result(DEADLINE)
+        assert [first.next(), first.next(), second.next(), second.next()] == ["bye 0", "done"] * 2
+
+    def test_a_lost_task_that_the_job_can_do_without(self, lead, connect, ended, capfd):
+        lines = [connect("worker", 0), connect("worker", 1)]
+        asked: Future = Future()
+
+        def fatal(lost):
+            asked.set_result(list(lost))
+            return False
+
+        leader = lead(*lines, fatal=fatal)
+        lines[0][1].end()
+        assert asked.result(DEADLINE) == [Task("worker", 0)]
+        lines[1][1].say("bye")
+        background(leader.end, together=True).result(DEADLINE)
+        assert lines[1][1].next(besides=("bye 0",)) == "done"
+        lost = "worker 0 at worker0:2222 is gone: it ended before the job was done"
+        assert (leader.lost, leader.first_loss()) == ([Task("worker", 0)], lost)
+        assert not ended.done()
+        lines[1][1].end()
+        nobody_listens()
+        assert capfd.readouterr().err == f"tf2dist: {lost}; the job goes on without it\n"
+
+    def test_a_lost_task_that_the_job_cannot_do_without(self, lead, connect, ended):
+        lines = [connect("ps", 0), connect("worker", 0)]
+        lead(*lines, fatal=lambda lost: Task("ps", 0) in lost)
+        lines[0][1].end()
+        assert ended.result(DEADLINE) == "ps 0 at ps0:2222 is gone: it ended before the job was done"
+
+    def test_the_last_of_several_is_fatal(self, lead, connect, ended):
+        lines = [connect("worker", 0), connect("worker", 1)]
+        asked = [Future(), Future()]
+
+        def fatal(lost):
+            lost = set(lost)
+            asked[len(lost) - 1].set_result(lost)
+            return len(lost) == 2
+
+        lead(*lines, fatal=fatal)
+        lines[1][1].end()
+        assert asked[0].result(DEADLINE) == {Task("worker", 1)}
+        lines[0][1].end()
+        assert asked[1].result(DEADLINE) == {Task("worker", 0), Task("worker", 1)}
+        assert ended.result(DEADLINE).startswith("worker 0 at worker0:2222 is gone")
+
+    def test_a_silent_task_is_lost(self, lead, connect, ended, hasty):
+        lead(connect("ps", 0), fatal=bool)
+        assert ended.result(DEADLINE) == "ps 0 at ps0:2222 has given no sign of life for 0.05 s"
+
+    def test_a_lost_task_comes_back_and_may_be_lost_again(self, lead, connect, ended, capfd):
+        lines = [connect("worker", 0), *(connect("worker", 1) for _ in range(3))]
+        new = iter([line for line, _ in lines[2:]])
+        asked = []
+
+        def again(task, over):
+            asked.append(task)
+            return next(new, None)
+
+        leader = lead(*lines[:2], fatal=lambda lost: len(lost) == 2, find_replacement=again)
+        for line, other in lines[1:3]:
+            other.end()
+            back = lines[lines.index((line, other)) + 1]
+            assert back[1].next() == "go"
+            assert leader.lost == [Task("worker", 1)]
+            back[1].say("ready")
+            wait_until(lambda: not leader.lost)
+            assert leader.connections[1] is back[0]
+        leader.end(together=False)
+        assert lines[3][1].next(besides=("ping",)) == "done"
+        assert lines[0][1].next(besides=("ping",)) == "done"
+        assert asked == [Task("worker", 1)] * 2
+        assert "worker 1 at worker1:2222 is back" in capfd.readouterr().err
+        assert not ended.done()
+
+    def test_one_that_comes_back_at_the_very_end_hears_that_the_job_is_done(self, lead, connect):
+        (line, other), (new, back) = connect("worker", 0), connect("worker", 0)
+        looked_for, come = threading.Event(), threading.Event()
+
+        def find(task, over):
+            looked_for.set()
+            return come.wait(DEADLINE) and new
+
+        leader = lead((line, other), find_replacement=find)
+        other.end()
+        assert looked_for.wait(DEADLINE)
+        leader.end(together=False)
+        come.set()
+        assert (back.next(), back.next()) == ("go", "done")
+
+    def test_after_the_end_nobody_is_lost(self, lead, connect, ended):
+        lines = [connect("worker", 0), connect("ps", 0)]
+        leader = lead(*lines, fatal=lambda lost: True)
+        leader.end(together=False)
+        for _, other in lines:
+            other.end()
+        nobody_listens()
+        assert (leader.lost, leader.first_loss()) == ([], "")
+        assert not ended.done()
+
+
+class TestAllWorkersLost:
+    WORKERS = (Task("worker", 0), Task("worker", 1))
+
+    def policy(self, grace):
+        return LossPolicy(has_servers=True, workers=frozenset(self.WORKERS), workers_grace=grace)
+
+    def test_the_job_ends_with_the_last_loss(self, lead, connect, ended, capfd):
+        lines = [connect("ps", 0), connect("worker", 0), connect("worker", 1)]
+        leader = lead(*lines, policy=self.policy(0.2))
+        lines[2][1].end()
+        wait_until(lambda: leader.lost == [Task("worker", 1)])
+        lines[1][1].end()
+        last = "worker 0 at worker0:2222 is gone: it ended before the job was done"
+        assert ended.result(DEADLINE) == f"{last}; the workers did not come back within 0.2 s"
+        first, second = capfd.readouterr().err.splitlines()
+        assert first.endswith("; the job goes on without it")
+        assert second == f"tf2dist: {last}; no worker is left, the job waits 0.2 s for them to come back"
+
+    @pytest.mark.parametrize("all_of_them", [True, False])
+    def test_they_come_back(self, lead, connect, ended, all_of_them):
+        """TensorFlow uses none before all are back, so one that comes back is not enough."""
+        lines = [connect("worker", 0), connect("worker", 1)]
+        back = [connect("worker", 0), connect("worker", 1)]
+
+        def find(task, over):
+            return back[task.index][0] if all_of_them or task.index else None
+
+        leader = lead(*lines, policy=self.policy(2.0), find_replacement=find)
+        for _, other in lines:
+            other.end()
+        for _, other in back[0 if all_of_them else 1 :]:
+            assert other.next() == "go"
+            other.say("ready")
+        if all_of_them:
+            wait_until(lambda: not leader.lost)
+            assert stays(ended, 3.0)
+            back[1][1].end()  # a later loss of one of them is like any other
+            wait_until(lambda: leader.lost)
+        else:
+            assert ended.result(DEADLINE).endswith("; the workers did not come back within 2 s")
+        leader.end(together=False)
+
+    def test_one_that_is_back_beside_one_that_is_not_does_not_count(self, lead, connect, ended):
+        lines = [connect("worker", 0), connect("worker", 1)]
+        back = connect("worker", 1)
+        find = lambda task, over: back[0] if task.index else None  # noqa: E731
+        policy = LossPolicy(True, frozenset([*self.WORKERS, Task("worker", 2)]), 0.2)
+        last = connect("worker", 2)
+        leader = lead(*lines, last, policy=policy, find_replacement=find)
+        for _, other in lines:
+            other.end()
+        assert back[1].next() == "go"
+        back[1].say("ready")
+        wait_until(lambda: leader.lost == [Task("worker", 0)])
+        last[1].end()
+        assert ended.result(DEADLINE).startswith("worker 2 at worker2:2222 is gone")
+
+    def test_the_end_of_the_job_ends_the_wait(self, lead, connect, ended):
+        line = connect("worker", 0)
+        policy = LossPolicy(has_servers=True, workers=frozenset([Task("worker", 0)]), workers_grace=10 * DEADLINE)
+        leader = lead(line, policy=policy)
+        line[1].end()
+        wait_until(lambda: leader.lost)
+        leader.end(together=False)
+        nobody_listens()
+        assert not ended.done()
+
+
+class TestFollow:
+    def test_leaves_with_the_others(self, connect, ended):
+        line, other = connect("worker", 0)
+        follow = FollowerMonitor(line, ended.set_result)
+        ending = background(follow.end)
+        assert other.next() == "bye 0"
+        assert stays(ending)
+        other.say("ping", "done")
+        ending.result(DEADLINE)
+        assert not ended.done()
+
+    def test_gives_signs_of_life(self, connect, lively, ended):
+        line, other = connect("worker", 0)
+        follow = FollowerMonitor(line, ended.set_result)
+        assert [other.next() for _ in range(3)] == ["ping"] * 3
+        other.say("done")
+        follow.end()
+
+    def test_ends_when_the_leader_has(self, connect, ended):
+        line, other = connect("worker", 0)
+        follow = FollowerMonitor(line, ended.set_result)
+        assert follow.first_loss() == ""
+        other.end()
+        assert ended.result(DEADLINE) == "worker 0 at worker0:2222 is gone: it ended before the job was done"
+        assert follow.first_loss() == ended.result()
+
+    def test_ends_when_the_leader_ends_while_it_is_waited_for(self, connect, ended):
+        line, other = connect("worker", 0)
+        background(FollowerMonitor(line, ended.set_result).end)
+        assert other.next() == "bye 0"
+        other.end()
+        assert "worker 0 at worker0:2222 is gone" in ended.result(DEADLINE)
+
+
+NEEDED = "worker 1 at worker1:2222 has ended its program, and call {} of fit, evaluate or predict needs it"
+
+
+class TestPeerCalls:
+    """A peer that has ended its program, as by `sys.exit`, is missed by those that wait for it in a call."""
+
+    @pytest.fixture(params=["lead", "follow"])
+    def peer(self, request, connect, lead, end):
+        """Calls of a peer, the other end, and the words in which its loss is told."""
+        line, other = connect("worker", 1)
+        monitor = lead((line, other), fatal=bool) if request.param == "lead" else FollowerMonitor(line, end)
+        return monitor.calls, other
+
+    def test_it_ends_while_this_one_is_in_a_call(self, peer, ended):
+        calls, other = peer
+        with calls.one():
+            pass
+        with calls.one():
+            other.say("bye 1")
+            assert ended.result(DEADLINE) == NEEDED.format(2)
+
+    def test_it_has_ended_when_this_one_begins_a_call(self, peer, ended):
+        calls, other = peer
+        other.say("bye 0")
+        wait_until(lambda: calls._ended)
+        assert not ended.done()
+        with calls.one():
+            assert ended.result(DEADLINE) == NEEDED.format(1)
+
+    def test_it_ends_after_as_many_calls(self, peer, ended):
+        """Also if one of them has raised an exception, as it does in every peer."""
+        calls, other = peer
+        with pytest.raises(ValueError, match="refused"), calls.one():
+            raise ValueError("refused")
+        with calls.one():
+            other.say("bye 2", "ping")
+            wait_until(lambda: calls._ended)
+        assert stays(ended)
+        assert calls.made == 2
+
+    def test_an_exit_inside_of_a_call_does_not_count(self, peer):
+        calls, _ = peer
+        with pytest.raises(SystemExit), calls.one():
+            sys.exit(3)
+        assert calls.made == 0
+
+    def test_all_exit_inside_of_a_call(self, peer, ended):
+        """As by `sys.exit` in a callback of each: none of them waits any more."""
+        calls, other = peer
+        with pytest.raises(SystemExit), calls.one():
+            sys.exit(0)
+        other.say("bye 0")
+        wait_until(lambda: calls._ended)
+        assert stays(ended)
+
+    def test_calls_inside_of_calls(self, peer, ended):
+        """As a callback's: the other peer ends after the inner one, inside of `fit`."""
+        calls, other = peer
+        with calls.one():
+            with calls.one():
+                pass
+            other.say("bye 1")
+            assert ended.result(DEADLINE) == NEEDED.format(2)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_process_is_missed_at_once(signum):
+    code = """
+import socket, sys
+from tf2dist.cluster import Task
+from tf2dist.cluster.heartbeat import TaskConnection, wait_until_done
+wait_until_done(TaskConnection(socket.socket(fileno=int(sys.argv[1])), Task("chief", 0), "here"))
+"""
+    near, far = socket.socketpair()
+    with near, far:
+        command = [sys.executable, "-c", code, str(far.fileno())]
+        with subprocess.Popen(command, pass_fds=[far.fileno()]) as process:
+            far.close()
+            asked: Future = Future()
+            LeaderMonitor(
+                [TaskConnection(near, Task("ps", 0), "there")], Policy(lambda lost: asked.set_result(list(lost))), print
+            )
+            os.kill(process.pid, signum)
+            assert asked.result(DEADLINE) == [Task("ps", 0)]
+            assert process.wait(DEADLINE) == -signum

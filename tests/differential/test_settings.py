@@ -1,0 +1,23 @@
+"""Fixed seeds on every setting: our numbers are Keras's, or the reason is given before anything runs."""
+
+import pytest
+
+from tests.differential.jobs import SETTINGS
+from tests.differential.search import Reference, Search
+
+SEEDS = range(3)  # of each setting: about a minute and a half of two cores for all of them; `make fuzz` runs more
+
+
+@pytest.fixture(scope="module")
+def reference():
+    with Reference() as reference:
+        yield reference
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", SETTINGS)
+def test_trains_as_keras_does(reference, name):
+    report = Search(SETTINGS[name], reference).run(SEEDS)
+    assert not report.mismatches, "\n".join(map(str, report.mismatches))
+    assert len(report.equal) > len(SEEDS) // 2, report

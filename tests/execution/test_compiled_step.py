@@ -1,0 +1,87 @@
+"""A compiled step's slices add up to the global batch; its metric sums add up over steps."""
+
+import keras
+import numpy as np
+import pytest
+
+from tests.conftest import sampled
+from tests.models import OPTIMIZERS, classifier, data
+
+
+@pytest.fixture
+def step(tf):
+    from tf2dist.compat.model import build_from_specs
+    from tf2dist.execution.compiled_step import CompiledStep
+
+    model = classifier(OPTIMIZERS["sgd"]())
+    x, _ = data()
+    build_from_specs(model, (keras.KerasTensor((None, x.shape[1]), "float32"), keras.KerasTensor((None,), "int64")))
+    model.optimizer.build(model.trainable_variables)
+    return CompiledStep(model)
+
+
+def gradients(tf, step, batch, weight):
+    found, sums = tf.function(lambda: step.gradients(batch, weight))()
+    return [g.numpy() for g in found], [s.numpy() for s in sums]
+
+
+@pytest.mark.parametrize("cut", sampled([1, 40, 100], [40], [1, 100]))
+def test_uneven_slices_add_up_to_the_batch(tf, step, cut):
+    x, y = data()
+    whole, sums = gradients(tf, step, (x, y), None)
+    slices = [(x[:cut], y[:cut]), (x[cut:], y[cut:])]
+    parts = [gradients(tf, step, s, tf.constant(len(s[0]) / len(x), tf.float32)) for s in slices]
+    for ours, first, second in zip(whole, parts[0][0], parts[1][0], strict=True):
+        np.testing.assert_allclose(first + second, ours, rtol=1e-4, atol=1e-6)
+    together = step.add_sums(parts[0][1], parts[1][1])
+    assert step.logs(together) == pytest.approx(step.logs(sums), rel=1e-5)
+
+
+def test_an_empty_slice_counts_nothing(tf, step):
+    x, y = data()
+    found, sums = gradients(tf, step, (x[:1], y[:1]), tf.constant(0.0))
+    assert all(not g.any() for g in found)
+    assert all(not np.any(s) for s in sums)
+
+
+def test_logs_are_those_of_keras(tf, step):
+    x, y = data()
+    sums = [s.numpy() for s in tf.function(lambda: step.evaluate((x, y)))()]
+    theirs = step.model.evaluate(x, y, batch_size=len(x), verbose=0, return_dict=True)
+    assert step.logs(sums) == pytest.approx(theirs, rel=1e-5)
+
+
+def test_zero_sums_are_those_of_no_steps(step):
+    assert np.isnan(step.logs([np.asarray(z) for z in step.zero_sums()])["loss"])
+
+
+def joined(tf, step, slices):
+    """Gradients and sums of slices that exchange nothing while they compute, in one graph."""
+
+    def compute():
+        parts = [step.fractions(batch, tf.constant(weight, tf.float32)) for batch, weight in slices]
+        return step.join(parts)
+
+    found, sums = tf.function(compute)()
+    return [g.numpy() for g in found], [s.numpy() for s in sums]
+
+
+@pytest.mark.parametrize("cut", sampled([1, 40], [1], [40]))
+def test_fractions_of_slices_join(tf, step, cut):
+    """Also of means over sample weights, zeros among them, and where a slice is missing."""
+    x, y = data()
+    weights = np.linspace(0, 1, len(x), dtype=np.float32) * (np.arange(len(x)) % 3)
+    for reduction in ("sum_over_batch_size", "mean_with_sample_weight", "sum"):
+        step.model.loss.reduction = reduction
+        whole, sums = gradients(tf, step, (x, y, weights), None)
+        rows = [(x[:cut], y[:cut], weights[:cut]), (x[cut:], y[cut:], weights[cut:])]
+        slices = [(s, len(s[0]) / len(x)) for s in rows]
+        found, together = joined(tf, step, slices)
+        for ours, expected in zip(found, whole, strict=True):
+            np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-6)
+        assert step.logs(together) == pytest.approx(step.logs(sums), rel=1e-5)
+    step.model.loss.reduction = "mean_with_sample_weight"
+    alone, _ = joined(tf, step, slices[1:])
+    expected, _ = gradients(tf, step, rows[1], None)
+    for ours, theirs in zip(alone, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)

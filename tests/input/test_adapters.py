@@ -1,0 +1,253 @@
+"""Data adapters: every example once a pass, for any replicas, workers and shards."""
+
+import numpy as np
+import pytest
+
+from tf2dist import Examples
+from tf2dist.input.batch_slicing import ReplicaSlices, one_slice_an_element
+from tf2dist.input.dataset_adapter import DatasetAdapter
+from tf2dist.input.make_adapter import make_data_adapter
+
+ROWS, BATCH = 103, 10
+STEPS = 11
+
+
+@pytest.fixture(autouse=True)
+def without_global_seed(tf):
+    """An earlier test's, with which nothing would be without a seed."""
+    tf.random.set_seed(None)
+
+
+@pytest.fixture
+def feed(tf):
+    return Examples((np.arange(ROWS), np.arange(ROWS) * 2), BATCH, seed=5)
+
+
+def batches_of(feed, slices, start, *workers):
+    return feed.training_batches(feed.remote_tensors(), slices, start, *workers)
+
+
+def labels(batches):
+    return [y.numpy().tolist() for _, y in batches]
+
+
+def parts_of(stream, total):
+    """A stream's parts, in one list; checks that each element holds those of `total` replicas."""
+    elements = list(stream)
+    assert all(len(element) == total for element in elements)
+    return [part for element in elements for part in element]
+
+
+def test_a_pass_has_every_row_once_in_a_new_order_each_time(feed):
+    batches = list(batches_of(feed, ReplicaSlices(), 0).take(2 * STEPS))
+    assert [len(x) for x, _ in batches] == ([BATCH] * 10 + [3]) * 2
+    first, second = (np.concatenate([x for x, _ in batches[i : i + STEPS]]) for i in (0, STEPS))
+    assert sorted(first) == sorted(second) == list(range(ROWS))
+    assert first.tolist() != second.tolist() != list(range(ROWS))
+    assert all((y == 2 * x).numpy().all() for x, y in batches)
+
+
+def test_the_seed_decides_the_order(tf):
+    def order(seed):
+        feed = Examples((np.arange(ROWS),), ROWS, seed=seed)
+        return next(iter(batches_of(feed, ReplicaSlices(), 0))).numpy().tolist()
+
+    assert order(1) == order(1) != order(2)
+
+
+def test_a_stream_goes_on_at_any_step(feed):
+    whole = labels(batches_of(feed, ReplicaSlices(), 0).take(30))
+    assert labels(batches_of(feed, ReplicaSlices(), 17).take(13)) == whole[17:]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_asynchronous_workers_take_disjoint_batches(feed, workers):
+    streams = [labels(batches_of(feed, ReplicaSlices(), 0, w, workers).take(STEPS)) for w in range(workers)]
+    together = [batch for step in zip(*streams, strict=True) for batch in step]
+    assert together == labels(batches_of(feed, ReplicaSlices(), 0).take(STEPS * workers))
+
+
+@pytest.mark.parametrize("total", [2, 3, 4, 16])
+@pytest.mark.parametrize("kind", ["arrays", "dataset"])
+def test_parts_make_up_the_global_batch(feed, tf, kind, total):
+    """Parts of all replicas, joined, are the batch; shares sum to one; an empty part has share 0."""
+    if kind == "dataset":
+        feed = DatasetAdapter(tf.data.Dataset.from_tensor_slices(feed.arrays).batch(BATCH))
+        whole = labels(feed.single_pass(feed.local_tensors(), ReplicaSlices()))
+        parts = parts_of(feed.single_pass(feed.local_tensors(), ReplicaSlices(0, total, total)), total)
+    else:
+        whole = labels(batches_of(feed, ReplicaSlices(), 0).take(STEPS))
+        parts = parts_of(batches_of(feed, ReplicaSlices(0, total, total), 0).take(STEPS), total)
+    assert len(parts) == STEPS * total
+    for step, expected in enumerate(whole):
+        mine = parts[step * total : (step + 1) * total]
+        joined = [v for (_, y), share in mine if share > 0 for v in y.numpy().tolist()]
+        assert joined == expected
+        assert sum(float(share) for _, share in mine) == pytest.approx(1.0)
+        for (x, _), share in mine:
+            assert len(x) >= 1
+            assert float(share) == pytest.approx(len(x) / len(expected)) or float(share) == 0.0
+
+
+def test_parts_one_by_one(feed):
+    part = ReplicaSlices(0, 3, 3)
+    stream = batches_of(feed, part, 0).take(STEPS)
+    singles = list(one_slice_an_element(stream, part))
+    for ((x, _), share), ((x2, _), share2) in zip(singles, parts_of(stream, 3), strict=True):
+        assert (x.numpy() == x2.numpy()).all()
+        assert share == share2
+
+
+def test_peers_hold_the_parts_that_one_process_would(feed):
+    together = parts_of(batches_of(feed, ReplicaSlices(0, 4, 4), 0).take(STEPS), 4)
+    peers = [parts_of(batches_of(feed, ReplicaSlices(2 * p, 2, 4), 0).take(STEPS), 2) for p in range(2)]
+    for step in range(STEPS):
+        mine = [e for peer in peers for e in peer[2 * step : 2 * step + 2]]
+        theirs = together[4 * step : 4 * step + 4]
+        for ((x, _), share), ((x2, _), share2) in zip(mine, theirs, strict=True):
+            assert x.numpy().tolist() == x2.numpy().tolist()
+            assert share == share2
+
+
+@pytest.mark.parametrize("shards", [1, 2, 5, 11])
+@pytest.mark.parametrize("kind", ["arrays", "dataset"])
+def test_shards_of_a_pass_hold_every_row_once(feed, tf, kind, shards):
+    if kind == "dataset":
+        feed = DatasetAdapter(tf.data.Dataset.from_tensor_slices(feed.arrays).batch(BATCH))
+    held = feed.remote_tensors()  # as on a remote worker, also for the dataset: through its serialized graph
+    rows = [
+        x
+        for s in range(shards)
+        for batch in feed.single_pass(held, ReplicaSlices(), None, s, shards)
+        for x in batch[0].numpy()
+    ]
+    assert sorted(rows) == list(range(ROWS))
+
+
+def test_transform_runs_on_batches(tf):
+    pixels = np.arange(24, dtype=np.uint8).reshape(6, 4)
+    feed = Examples((pixels, np.arange(6)), 4, shuffle=False, transform=lambda x, y: (tf.cast(x, tf.float32) / 2, y))
+    assert feed.element_spec()[0].dtype == tf.float32
+    assert feed.element_spec()[0].shape.as_list() == [None, 4]
+    first, _ = next(iter(batches_of(feed, ReplicaSlices(), 0)))
+    np.testing.assert_array_equal(first, pixels[:4] / 2)
+
+
+def test_a_dataset_that_calls_python_cannot_travel(tf):
+    calls = tf.data.Dataset.range(3).map(lambda v: tf.numpy_function(lambda a: a, [v], tf.int64))
+    with pytest.raises(ValueError, match="calls Python"):
+        DatasetAdapter(calls).remote_tensors()
+
+
+def test_data_of_another_kind(tf):
+    with pytest.raises(ValueError, match="found dict"):
+        make_data_adapter({"x": 1})
+    with pytest.raises(ValueError, match="batched already"):
+        make_data_adapter(tf.data.Dataset.range(3), batch_size=2)
+
+
+def of_each_kind(tf, options=None):
+    """A feed of arrays, one of a dataset and one of a function; the options are the user's."""
+
+    dataset = tf.data.Dataset.range(ROWS).batch(BATCH).map(lambda x: x + 1, num_parallel_calls=tf.data.AUTOTUNE)
+    if options is not None:
+        dataset = dataset.with_options(options)
+    return [
+        make_data_adapter((np.arange(ROWS),)),
+        make_data_adapter(dataset),
+        make_data_adapter(lambda context: dataset),
+    ]
+
+
+def streams(feed, tensors):
+    """All that is iterated of a feed."""
+
+    yield feed.training_batches(tensors, ReplicaSlices(), 0)
+    yield feed.training_batches(tensors, ReplicaSlices(count=2, total=2), 3, worker=1, workers=2)
+    yield feed.training_slices(tensors, 2, 0, 1, 2)
+    if feed.steps is not None:
+        yield feed.single_pass(tensors, ReplicaSlices())
+
+
+def tunes(tf, dataset):
+    """What the outermost options in a dataset's graph say of tuning it; None if they leave it to TensorFlow."""
+    from tensorflow.core.framework import dataset_options_pb2
+
+    graph = tf.raw_ops.DatasetToGraphV2(input_dataset=tf.data.experimental.to_variant(dataset))
+    said = None
+    for node in tf.compat.v1.GraphDef.FromString(graph.numpy()).node:
+        if node.op == "OptionsDataset":
+            options = dataset_options_pb2.Options.FromString(node.attr["serialized_options"].s)
+            if options.autotune_options.WhichOneof("optional_enabled"):
+                said = options.autotune_options.enabled
+    return said
+
+
+def test_what_is_iterated_has_no_thread_that_tunes_it(tf):
+    """It would hold up the end of an iterator for as long as this one has lived, now and then."""
+    for feed in of_each_kind(tf):
+        for tensors in (feed.local_tensors(), feed.remote_tensors()):
+            assert {tunes(tf, dataset) for dataset in streams(feed, tensors)} == {False}
+
+
+def test_whoever_wants_that_thread_has_it(tf):
+    options = tf.data.Options()
+    options.autotune.enabled = True
+    _, *own = of_each_kind(tf, options)
+    for feed in own:
+        for tensors in (feed.local_tensors(), feed.remote_tensors()):
+            assert {tunes(tf, dataset) for dataset in streams(feed, tensors)} == {True}
+
+
+def random_datasets(tf):
+    """Datasets that are random and have no seed, each of `ROWS` numbers or fewer."""
+    numbers = tf.data.Dataset.range(ROWS)
+    drawn = tf.data.Dataset.random().take(ROWS)
+    mixed = [numbers.shard(2, rest) for rest in range(2)]
+    return {
+        "shuffle": numbers.shuffle(ROWS),
+        "shuffle once": numbers.shuffle(ROWS, reshuffle_each_iteration=False),
+        "inside of a function": numbers.batch(50).flat_map(lambda v: tf.data.Dataset.from_tensor_slices(v).shuffle(50)),
+        "filter": numbers.filter(lambda v: tf.random.uniform([]) < 0.5),
+        "map": numbers.map(lambda v: v + tf.random.uniform([], maxval=9000, dtype=tf.int64)),
+        "sample": tf.data.Dataset.sample_from_datasets(mixed, [0.5, 0.5]),
+        "random": tf.data.Dataset.zip(numbers, drawn).map(lambda v, drawn: drawn),
+    }
+
+
+@pytest.mark.parametrize(
+    "kind", ["shuffle", "shuffle once", "inside of a function", "filter", "map", "sample", "random"]
+)
+def test_processes_that_read_one_dataset_see_one_order(tf, kind):
+    """Each rebuilds it from the same graph; without that they would repeat some examples and miss others."""
+    data = DatasetAdapter(random_datasets(tf)[kind].batch(BATCH))
+
+    def order(held):
+        batches = data.training_batches(held, ReplicaSlices(), 0).take(2 * STEPS)
+        return [v for batch in batches for v in batch.numpy().tolist()]
+
+    held = data.remote_tensors()
+    assert order(held) == order(held) != order(data.remote_tensors())
+    shared = [data.shared_tensors(lambda: 7) for _ in range(2)]
+    assert order(shared[0]) == order(shared[1]) != order(data.shared_tensors(lambda: 8))
+    if kind == "shuffle":
+        first, second = order(held)[:ROWS], order(held)[ROWS : 2 * ROWS]
+        assert sorted(first) == sorted(second) == list(range(ROWS))
+        assert first != second
+
+
+def test_a_dataset_with_seeds_is_read_as_it_is(tf):
+    data = DatasetAdapter(tf.data.Dataset.range(ROWS).shuffle(ROWS, seed=3).batch(BATCH))
+    assert data.shared_tensors(lambda: pytest.fail("a seed is asked for")) is None
+
+
+def test_a_generator_can_be_shuffled_by_peers(tf):
+    """In the process that has it; its order becomes the same in all of them."""
+    spec = tf.TensorSpec([], tf.int64)
+    data = DatasetAdapter(
+        tf.data.Dataset.from_generator(lambda: range(ROWS), output_signature=spec).shuffle(ROWS).batch(BATCH)
+    )
+    held = [data.shared_tensors(lambda: 7) for _ in range(2)]
+    orders = [np.concatenate(list(data.single_pass(h, ReplicaSlices()))).tolist() for h in held]
+    assert orders[0] == orders[1] != list(range(ROWS))
+    assert sorted(orders[0]) == list(range(ROWS))

@@ -1,0 +1,180 @@
+"""Everything that `fit`, `evaluate` and `predict` take as data, on the strategies of one process."""
+
+import keras
+import numpy as np
+import pytest
+
+import tf2dist
+from tests.models import CLASSES, OPTIMIZERS, ROWS, classifier, data, weights
+
+BATCH = 16
+STEPS = -(-ROWS // BATCH)
+
+
+def made(strategy, optimizer="sgd"):
+    with strategy.scope():
+        return classifier(OPTIMIZERS[optimizer]())
+
+
+def same(ours, theirs):
+    for a, b in zip(weights(ours), weights(theirs), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_predict(strategy, tf):
+    """Arrays by themselves, tuples, datasets; the last batch does not divide; the order is kept."""
+    x, y = data()
+    model = made(strategy)
+    expected = keras.ops.convert_to_numpy(model(x))
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
+    for kind in (x, (x,), (x, y), dataset, dataset.map(lambda x, y: x), lambda context: dataset):
+        found = tf2dist.predict(model, kind, **({"batch_size": 10} if isinstance(kind, (np.ndarray, tuple)) else {}))
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(tf2dist.predict(model, dataset, steps=2), expected[: 2 * BATCH], rtol=1e-5, atol=1e-6)
+    one = tf2dist.predict(model, x[:1])  # fewer rows than replicas
+    np.testing.assert_allclose(one, expected[:1], rtol=1e-5, atol=1e-6)
+
+
+def test_predict_with_several_outputs_and_without_compiling(strategy):
+    with strategy.scope():
+        inputs = keras.Input((12,), name="x")
+        a = keras.layers.Dense(3, name="a")(inputs)
+        model = keras.Model({"x": inputs}, {"a": a, "b": keras.layers.Dense(2, name="b")(a)})
+    x, _ = data()
+    found = tf2dist.predict(model, {"x": x}, batch_size=7)
+    for name, value in model({"x": x}).items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_predict_after_training_uses_the_trained_weights(strategy):
+    x, y = data()
+    model = made(strategy, "adam")
+    before = tf2dist.predict(model, x)
+    tf2dist.fit(model, (x, y), epochs=2)
+    after = tf2dist.predict(model, x)
+    assert np.abs(after - before).max() > 1e-3
+    np.testing.assert_allclose(after, keras.ops.convert_to_numpy(model(x)), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("one_hot", [False, True])
+def test_class_weight(strategy, tf, one_hot):
+    x, y = data()
+    labels = np.eye(CLASSES, dtype=np.float32)[y] if one_hot else y
+    loss = keras.losses.CategoricalCrossentropy if one_hot else keras.losses.SparseCategoricalCrossentropy
+    weight = {0: 0.5, 2: 3.0}
+
+    def compiled():
+        model = classifier(OPTIMIZERS["sgd"]())
+        model.compile(keras.optimizers.SGD(0.1), loss(from_logits=True))
+        return model
+
+    theirs = compiled()
+    theirs.fit(x, labels, batch_size=BATCH, shuffle=False, epochs=2, class_weight=weight, verbose=0)
+    dataset = tf.data.Dataset.from_tensor_slices((x, labels)).batch(BATCH)
+    for kind, more in (((x, labels), {"batch_size": BATCH, "shuffle": False}), (dataset, {})):
+        with strategy.scope():
+            model = compiled()
+        tf2dist.fit(model, kind, epochs=2, class_weight=weight, **more)
+        same(model, theirs)
+
+
+@pytest.mark.slow
+def test_class_weight_times_sample_weight(tf):
+    x, y = data()
+    given = np.linspace(0, 2, ROWS).astype(np.float32)
+    theirs = made(tf2dist.make_strategy("one"))
+    tf2dist.fit(theirs, (x, y, given * np.array([1, 2, 3], np.float32)[y]), shuffle=False)
+    model = made(tf2dist.make_strategy("one"))
+    tf2dist.fit(model, (x, y, given), shuffle=False, class_weight={0: 1.0, 1: 2.0, 2: 3.0})
+    same(model, theirs)
+
+
+@pytest.mark.slow
+def test_a_function_of_the_input_context(strategy, tf):
+    """Each replica takes batches of its own; the function shards, and says how large they are."""
+    x, y = (a[:96] for a in data())
+    contexts = []
+
+    def make(context):
+        contexts.append((context.num_input_pipelines, context.num_replicas_in_sync))
+        per_replica = context.get_per_replica_batch_size(BATCH)
+        dataset = tf.data.Dataset.from_tensor_slices((x, y))
+        return dataset.shard(context.num_input_pipelines, context.input_pipeline_id).batch(per_replica)
+
+    model = made(strategy)
+    tf2dist.fit(model, make, epochs=3, steps_per_epoch=6)
+    theirs = made(tf2dist.make_strategy("one"))
+    tf2dist.fit(theirs, (x, y), batch_size=BATCH, shuffle=False, epochs=3)
+    same(model, theirs)
+    assert (1, strategy.num_replicas_in_sync) in contexts
+    assert tf2dist.evaluate(model, make) == pytest.approx(tf2dist.evaluate(model, (x, y)), rel=1e-5)
+
+
+def test_a_function_needs_a_length_and_returns_a_dataset(tf):
+    model = made(tf2dist.make_strategy("one"))
+    with pytest.raises(ValueError, match="steps_per_epoch"):
+        tf2dist.fit(model, lambda context: None)
+    with pytest.raises(ValueError, match=r"must return a tf.data.Dataset, found list"):
+        tf2dist.fit(model, lambda context: [1], steps_per_epoch=1)
+
+
+@pytest.mark.slow
+def test_a_dataset_made_by_python(strategy, tf):
+    x, y = data()
+    spec = (tf.TensorSpec([12], tf.float32), tf.TensorSpec([], tf.int64))
+    dataset = tf.data.Dataset.from_generator(lambda: zip(x, y, strict=True), output_signature=spec).batch(BATCH)
+    model = made(strategy)
+    tf2dist.fit(model, dataset, epochs=2)
+    theirs = made(tf2dist.make_strategy("one"))
+    tf2dist.fit(theirs, (x, y), batch_size=BATCH, shuffle=False, epochs=2)
+    same(model, theirs)
+
+
+@pytest.mark.slow
+def test_validation_as_keras_asks_for_it(strategy):
+    model = made(strategy)
+    history = tf2dist.fit(
+        model, data(), epochs=4, validation_data=data(), validation_batch_size=50, validation_freq=2
+    ).history
+    assert len(history["loss"]) == 4
+    assert len(history["val_loss"]) == 2
+    assert history["val_loss"][-1] == pytest.approx(tf2dist.evaluate(model, data())["loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("rows", "arguments", "message"),
+    [
+        ("few", {}, "as (x,), (x, y) or (x, y, sample_weight), found 4 of them"),
+        ("dataset", {"batch_size": 4}, "batch_size is for arrays"),
+        ("dataset", {"class_weight": {0.5: 1.0}}, "class_weight must map classes 0, 1, ... to weights"),
+        ("dataset", {"validation_data": "rows"}, "found str"),
+        ("empty", {}, "endless or empty"),
+        ("empty_unknown", {"steps_per_epoch": 3}, "ran out early"),
+        ("generator", {}, "from_generator"),
+        ("columns", {}, "12"),
+        ("labels", {}, "target.shape=(None, 3), output.shape=(None, 3)"),
+    ],
+)
+def test_data_that_cannot_be_used(tf, rows, arguments, message):
+    x, y = data()
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
+    kinds = {
+        "few": (x, y, y, y),
+        "dataset": dataset,
+        "empty": dataset.take(0),
+        "empty_unknown": dataset.filter(lambda x, y: False),
+        "generator": iter([(x, y)]),
+        "columns": (x[:, :5], y),
+        "labels": (x, np.stack([y, y, y], 1)),
+    }
+    with pytest.raises(ValueError) as caught:
+        tf2dist.fit(made(tf2dist.make_strategy("one")), kinds[rows], **arguments)
+    assert message in str(caught.value)
+
+
+def test_a_dataset_that_ends_before_it_says(strategy, tf):
+    short = tf.data.Dataset.from_tensor_slices(data()).batch(BATCH).filter(lambda x, y: True)
+    with pytest.raises(ValueError, match="ran out early"):
+        tf2dist.evaluate(made(strategy), short, steps=STEPS + 1)

@@ -1,0 +1,117 @@
+"""What the options say of the cluster."""
+
+import argparse
+
+import pytest
+
+from tf2dist.errors import UsageError
+from tf2dist.launch import cluster_layout
+
+
+def read(*arguments):
+    parser = argparse.ArgumentParser()
+    cluster_layout.add_arguments(parser)
+    return cluster_layout.from_options(parser.parse_args(arguments))
+
+
+def places(found):
+    return [f"{p.task} {p.host}" + (f":{p.port}" if p.port else "") for p in found.placed]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], ["worker 0 localhost"]),
+        (["--ps=1", "--workers=1"], ["chief 0 localhost", "worker 0 localhost", "ps 0 localhost"]),
+        (["--hosts=a,b:2"], ["worker 0 a", "worker 1 b", "worker 2 b"]),
+        (["--hosts=a,b:2", "--workers=2"], ["worker 0 a", "worker 1 b"]),
+        (
+            ["--hosts=a,b", "--ps=3", "--evaluator"],
+            ["chief 0 a", "worker 0 a", "worker 1 b", "ps 0 a", "ps 1 b", "ps 2 a", "evaluator 0 a"],
+        ),
+        (["--hosts=a,b", "--ps=1", "--no-chief"], ["worker 0 a", "worker 1 b", "ps 0 a"]),
+        (["--hosts=me@a,[fe80::1]:2"], ["worker 0 me@a", "worker 1 [fe80::1]", "worker 2 [fe80::1]"]),
+    ],
+)
+def test_places(arguments, expected):
+    assert places(read(*arguments)) == expected
+
+
+def test_a_host_file(tmp_path):
+    file = tmp_path / "hosts"
+    file.write_text("# ours\na\n\nb slots=2  # big\nc:1\n")
+    assert places(read(f"--hostfile={file}")) == ["worker 0 a", "worker 1 b", "worker 2 b", "worker 3 c"]
+
+
+def test_cluster_toml(tmp_path):
+    file = tmp_path / "cluster.toml"
+    file.write_text('ps = ["c"]\nworker = ["a:5000", "b", "b"]\nevaluator = ["a"]\n')
+    found = read(f"--cluster={file}")
+    assert places(found) == ["worker 0 a:5000", "worker 1 b", "worker 2 b", "ps 0 c", "evaluator 0 a"]
+    assert found.cluster().spec == {"worker": ["a:5000", "b:2222", "b:2223"], "ps": ["c:2222"]}
+    assert [found.serves(task) for task in found.tasks] == [False, True, True, True, False]
+
+
+def test_ports_follow_each_other_on_a_host():
+    spec = read("--hosts=a,b:2", "--ps=1").cluster(7000, address=lambda host: f"{host}.example").spec
+    assert spec == {
+        "chief": ["a.example:7000"],
+        "worker": ["a.example:7001", "b.example:7000", "b.example:7001"],
+        "ps": ["a.example:7002"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--workers=0"], "workers is 0"),
+        (["--ps=-1"], "servers is -1"),
+        (["--hosts=a,b", "--workers=3"], "3 workers do not fit in the 2 slots of a, b"),
+        (["--hosts=a,a"], "host a is named 2 times"),
+        (["--hosts=a,,b"], "has ''"),
+        (["--hosts="], "has ''"),
+        (["--hosts=a:x"], "'x' is not a number of slots"),
+        (["--hosts=a:0"], "'0' is not a number of slots"),
+        (["--hosts=-oProxyCommand=x"], "names no host"),
+        (["--hosts=a", "--hostfile=x"], "--hosts and --hostfile both"),
+        (["--hostfile=/nowhere"], "--hostfile=/nowhere cannot be read"),
+        (["--cluster=/nowhere"], "--cluster=/nowhere cannot be read"),
+        (["--cluster=/dev/null"], "names no worker"),
+        (["--cluster=/dev/null", "--ps=1"], "--ps and --cluster=/dev/null both"),
+        (["--port=0"], "--port=0 is no port"),
+        (["--start_timeout=0"], "--start_timeout=0"),
+    ],
+)
+def test_what_cannot_be(arguments, said):
+    with pytest.raises(UsageError) as error:
+        read(*arguments)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("worker = 3", "worker is 3"),
+        ("worker = [3]", "worker is [3]"),
+        ("workers = ['a']", "has 'workers'"),
+        ("worker = ['a'", "is not TOML"),
+        ("worker = ['a:99999']", "'99999' is not a port"),
+        ("worker = ['a']\nchief = ['a', 'b']", "several chiefs"),
+        ("ps = ['a']", "names no worker"),
+        ("", "names no worker"),
+    ],
+)
+def test_what_a_file_cannot_say(tmp_path, text, said):
+    file = tmp_path / "cluster.toml"
+    file.write_text(text)
+    with pytest.raises(UsageError, match=r"cluster\.toml") as error:
+        read(f"--cluster={file}")
+    assert said in str(error.value)
+
+
+def test_one_address_for_two_tasks(tmp_path):
+    file = tmp_path / "cluster.toml"
+    file.write_text('worker = ["a:5000", "a:5000"]')
+    with pytest.raises(UsageError, match="a:5000 is given to worker 0 and to worker 1"):
+        read(f"--cluster={file}").cluster()

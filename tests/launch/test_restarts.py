@@ -1,0 +1,273 @@
+"""What has failed is started again; logs; threads; a network of its own."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from tf2dist.launch import network_namespace
+
+
+@pytest.mark.slow
+def test_the_whole_job_is_started_again(run, tmp_path):
+    code = """
+    times = [number for number in range(3) if (here / f"{me} {number}").exists()]
+    (here / f"{me} {len(times)}").touch()
+    if len(times) < 2:
+        if me == "worker 1":
+            wait_for(f"worker 0 {len(times)}")
+            sys.exit(3)
+        time.sleep(1000)
+    print("done")
+    """
+    status, out, err = run(code, "--workers=2", "--max_restarts=2")
+    assert (status, out.count("done")) == (0, 2), err
+    assert {path.name for path in tmp_path.iterdir()} >= {f"worker {task} {n}" for task in (0, 1) for n in (0, 1, 2)}
+    assert err.count("the job is started again") == 2
+
+
+def test_only_so_often(run):
+    status, _, err = run("print('try'); sys.exit(3)", "--max_restarts=2")
+    assert status == 3
+    assert err.count("the job is started again") == 2
+
+
+def test_a_wrong_command_is_not_tried_again(run):
+    status, _, err = run("sys.exit(2)", "--max_restarts=2")
+    assert (status, err.count("again")) == (2, 0)
+
+
+def test_an_interrupted_job_is_not_started_again(start):
+    job = start("print('here'); time.sleep(1000)", "--max_restarts=2")
+    job.until("here")
+    job.process.terminate()
+    status, _, err = job.finish()
+    assert (status, err.count("again")) == (143, 0)
+
+
+def test_a_worker_of_servers_is_started_again_in_its_place(run, tmp_path):
+    code = """
+    if me == "worker 1" and not (here / "failed").exists():
+        (here / "failed").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    (here / me).touch()
+    wait_for("worker 1")
+    print("done", os.getpid())
+    """
+    status, out, err = run(code, "--ps=1", "--workers=2", "--max_restarts=1", "--logs", str(tmp_path / "logs"))
+    assert (status, out) == (0, "")
+    assert "worker 1 ended killed by SIGKILL; it is started again (0 more to go)" in err
+    logs = {file.name: file.read_text() for file in (tmp_path / "logs").iterdir()}
+    assert sorted(logs) == ["chief-0.log", "ps-0.log", "worker-0.log", "worker-1.log"]
+    assert all(text.startswith("done") for text in logs.values())
+
+
+def test_a_worker_that_comes_back_too_late_holds_nobody_up(run):
+    code = """
+    if me == "worker 1":
+        if not (here / "failed").exists():
+            (here / "failed").touch()
+            sys.exit(1)
+        (here / "back").touch()
+        time.sleep(1000)  # nobody will call it
+    wait_for("back")
+    """
+    status, _, err = run(code, "--ps=1", "--workers=2", "--max_restarts=1")
+    assert status == 0, err
+
+
+KILLED_ONCE = """
+if me == "worker 1" and not (here / "failed").exists():
+    (here / "failed").touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_by_default_a_lost_worker_is_started_again_and_the_job_goes_on(run):
+    code = f"""{KILLED_ONCE}
+if me == "worker 1":
+    (here / "back").touch()
+wait_for("back")
+print("done")
+"""
+    status, out, err = run(code, "--ps=1", "--workers=2")
+    assert (status, out.count("done")) == (0, 4), err
+    assert err == "launch: worker 1 ended killed by SIGKILL; it is started again (2 more to go)\n"
+
+
+@pytest.mark.parametrize("coordinators_status", [0, 5])
+def test_a_worker_that_is_not_started_again_never_ends_the_job(run, coordinators_status):
+    code = f"""{KILLED_ONCE}
+wait_for("failed")
+if me == "chief 0":
+    time.sleep(0.5)
+    sys.exit({coordinators_status})
+"""
+    status, _, err = run(code, "--ps=1", "--workers=2", "--max_restarts=0")
+    assert status == coordinators_status
+    assert "launch: worker 1 ended killed by SIGKILL; it is not started again\n" in err
+
+
+@pytest.mark.slow
+def test_workers_that_always_fail_are_started_three_times_again_in_all(run):
+    code = """
+    if task["type"] == "worker":
+        number = len(list(here.glob("failure *")))
+        (here / f"failure {number} {me}").touch()
+        sys.exit(1)
+    if me == "ps 0":
+        sys.exit(0)
+    time.sleep(6)
+    """
+    status, _, err = run(code, "--ps=1", "--workers=2")
+    assert status == 0, err
+    assert err.count("it is started again") == 3
+    assert err.count("ended with status 1; it is not started again") == 2
+
+
+@pytest.mark.parametrize("coordinators_status", [0, 5])
+def test_the_coordinator_ends_while_a_worker_waits_for_its_restart(run, coordinators_status):
+    code = f"""{KILLED_ONCE}
+wait_for("failed")
+if me == "chief 0":
+    time.sleep(0.2)
+    sys.exit({coordinators_status})
+if me == "worker 0":
+    time.sleep(0.3)
+"""
+    status, _, err = run(code, "--ps=1", "--workers=2")
+    assert status == coordinators_status, err
+    assert err.count("it is started again") == 1
+
+
+def test_a_worker_that_fails_after_the_coordinator_has_ended_changes_nothing(run):
+    code = """
+    if me == "chief 0":
+        sys.exit(0)
+    if me == "worker 0":
+        time.sleep(1)
+        sys.exit(7)
+    """
+    status, _, err = run(code, "--ps=1", "--workers=1")
+    assert (status, err) == (0, "launch: worker 0 ended with status 7, after chief 0 had ended\n")
+
+
+def test_a_worker_with_a_wrong_command_ends_the_job(run):
+    status, _, err = run("sys.exit(2) if me == 'worker 1' else time.sleep(1000)", "--ps=1", "--workers=2")
+    assert (status, err.count("again")) == (2, 0)
+
+
+@pytest.mark.parametrize("lost", ["ps 0", "chief 0", "evaluator 0"])
+def test_the_loss_of_another_task_ends_the_job(run, lost):
+    code = f"if me == {lost!r}: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(1000)"
+    status, _, err = run(code, "--ps=1", "--workers=1", "--evaluator")
+    assert status == 137
+    assert f"launch: {lost} (pid " in err
+
+
+def test_without_servers_a_lost_worker_ends_the_job(run):
+    status, _, err = run(
+        "os.kill(os.getpid(), signal.SIGKILL) if me == 'worker 1' else time.sleep(1000)", "--workers=2"
+    )
+    assert (status, err.count("again")) == (137, 0)
+
+
+def test_logs_are_new_and_shown_if_wanted(run, tmp_path):
+    for _ in range(2):
+        status, out, err = run("print('one'); print('two', file=sys.stderr)", f"--logs={tmp_path}/logs", "--tee")
+        assert (status, out, err) == (0, "[worker 0] one\n", "[worker 0] two\n")
+        assert sorted((tmp_path / "logs" / "worker-0.log").read_text().split()) == ["one", "two"]
+
+
+def test_a_failure_is_told_though_everything_goes_to_files(run, tmp_path):
+    status, out, err = run("print('why'); sys.exit(5)", f"--logs={tmp_path}/logs")
+    assert (status, out) == (5, "")
+    assert "why" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--logs=/proc/nowhere"], "--logs=/proc/nowhere cannot be written"),
+        (["--tee"], "add --logs=DIR"),
+        (["--max_restarts=-1"], "max_restarts is -1"),
+        (["--threads=-1"], "threads is -1"),
+        (["--hosts=a"], "`launch ssh` goes there"),
+    ],
+)
+def test_what_cannot_be(run, options, said):
+    status, out, err = run("print('runs')", *options)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert said in err
+
+
+def test_threads(run):
+    code = "print(os.environ.get('TF_NUM_INTRAOP_THREADS'), os.environ.get('OMP_NUM_THREADS'))"
+    cores = len(os.sched_getaffinity(0))
+    assert run(code)[1] == f"[worker 0] {cores} {cores}\n"
+    assert run(code, "--threads=3")[1] == "[worker 0] 3 3\n"
+    assert run(code, "--threads=0")[1] == "[worker 0] None None\n"
+    assert run(code, "--threads=3", env={"OMP_NUM_THREADS": "5"})[1] == "[worker 0] 3 5\n"
+    assert run(code, f"--workers={2 * cores}")[1].splitlines()[0].endswith(" 1 1")
+
+
+def test_a_network_of_its_own(start, tmp_path):
+    if why := network_namespace.refusal():
+        pytest.skip(f"no network namespaces here: {why}")
+    code = """
+    import socket
+    if me == "worker 1":
+        server = socket.create_server(("", 2223))
+        (here / "listens").touch()
+        server.accept()
+    else:
+        wait_for("listens")
+        print([name for _, name in socket.if_nameindex()], "listens", flush=True)
+        wait_for("looked")
+        socket.create_connection(("127.0.0.1", 2223))
+    """
+    job = start(code, "--workers=2", "--isolate")
+    out = job.until("listens")
+    assert "'lo'" in out
+    assert "'eth0'" not in out
+    with socket.socket() as client:
+        assert client.connect_ex(("127.0.0.1", 2223)) != 0
+    (tmp_path / "looked").touch()
+    assert job.finish()[0] == 0
+
+
+def test_where_there_can_be_no_network_of_its_own_that_is_said(tmp_path):
+    code = """
+import sys
+from tf2dist.launch import network_namespace
+from tf2dist.launch.backends import local
+network_namespace.refusal = lambda: "Operation not permitted"
+sys.exit(local.run(["this"], preload=(), isolate=True))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0
+    assert done.stderr == (
+        "launch: no private network here (operation not permitted): other machines can reach the job's ports\n"
+    )
+
+
+def test_a_trial_for_a_network_of_its_own_ends(monkeypatch):
+    monkeypatch.setattr(network_namespace, "enter_new", signal.pause)
+    monkeypatch.setattr(network_namespace, "_TRIAL_TIMEOUT", 0.05)
+    assert network_namespace.refusal() == "a trial took longer than 0.05 s"
+
+
+def test_a_dry_run(run):
+    status, out, err = run("sys.exit(1)", "--ps=1", "--workers=2", "--dry_run", "--start_timeout=7", arguments=["a b"])
+    assert (status, err) == (0, "")
+    lines = out.splitlines()
+    assert [line.partition(" cd ")[0] for line in lines] == [
+        f"[{task}] localhost:" for task in ("chief 0", "worker 0", "worker 1", "ps 0")
+    ]
+    assert all("TF2DIST_START_TIMEOUT=7 " in line and line.endswith("script.py 'a b'") for line in lines)
+    # It is what one could type.
+    config = lines[3].partition("TF_CONFIG=")[2]
+    assert '"task": {"type": "ps", "index": 0}' in config

@@ -1,0 +1,80 @@
+"""AveragingSGD against the definition, and against TensorFlow 1's own moving averages."""
+
+import keras
+import numpy as np
+
+import tf2dist
+from tests.models import classifier, data, weights
+from tf2dist.optimizers.averaging import AveragingSGD
+
+
+def test_average_follows_its_definition(strategy):
+    x, y = data()
+    with strategy.scope():
+        model = classifier(AveragingSGD(0.1, ema_momentum=0.9))
+        plain = classifier(keras.optimizers.SGD(0.1))
+    expected = weights(plain)
+    for n in range(6):  # one update at a time; a plain SGD goes the same way
+        tf2dist.fit(plain, (x, y), batch_size=len(x), shuffle=False, verbose=0)
+        decay = min(0.9, (1 + n) / (10 + n))
+        expected = [decay * a + (1 - decay) * w for a, w in zip(expected, weights(plain), strict=True)]
+    tf2dist.fit(model, (x, y), batch_size=len(x), shuffle=False, epochs=6, verbose=0)
+    for ours, theirs in zip(weights(model), expected, strict=True):  # fit ends with the averages as weights
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_same_as_tensorflow_1(tf):
+    """`tf.train.ExponentialMovingAverage` with `num_updates`, in a graph and a session of TensorFlow 1."""
+    values = [3.0, 1.0, -2.0, 5.0, 0.5]
+    tf1 = tf.compat.v1
+    with tf.Graph().as_default(), tf1.Session() as session:
+        variable = tf1.get_variable("v", initializer=7.0)
+        step = tf1.get_variable("step", initializer=0, dtype=tf.int32)
+        averages = tf1.train.ExponentialMovingAverage(0.99, num_updates=step)
+        update = averages.apply([variable])
+        value = tf1.placeholder(tf.float32, [])
+        set_value, count = variable.assign(value), step.assign_add(1)
+        session.run(tf1.global_variables_initializer())
+        for v in values:
+            session.run(set_value, {value: v})
+            session.run(update)
+            session.run(count)
+        expected = session.run(averages.average(variable))
+
+    ours = keras.Variable(7.0)
+    optimizer = AveragingSGD(1.0, ema_momentum=0.99)
+    optimizer.build([ours])
+    for before, after in zip([7.0, *values], values, strict=False):
+        optimizer.apply([tf.constant(before - after)])
+    np.testing.assert_allclose(optimizer._model_variables_moving_average[0].numpy(), expected, rtol=1e-6)
+
+
+def test_gradients_are_those_scale_to_global_batch(strategy):
+    x, y = data()
+    with strategy.scope():
+        model = classifier(AveragingSGD(0.1, keep_gradients=True, use_ema=False))
+    before = weights(model)
+    tf2dist.fit(model, (x, y), batch_size=len(x), verbose=0)
+    for kept, old, new in zip(model.optimizer.gradients, before, weights(model), strict=True):
+        np.testing.assert_allclose(keras.ops.convert_to_numpy(kept), (old - new) / 0.1, rtol=1e-3, atol=1e-5)
+
+
+def test_survives_saving(tf, tmp_path):
+    model = classifier(AveragingSGD(0.1, ema_momentum=0.9, keep_gradients=True))
+    tf2dist.fit(model, data(), verbose=0)
+    model.save(tmp_path / "m.keras")
+    again = keras.models.load_model(tmp_path / "m.keras")
+    assert again.optimizer.keep_gradients
+    for a, b in zip(weights(again), weights(model), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_swap_averages_goes_and_comes_back(tf):
+    model = classifier(AveragingSGD(0.5))
+    model.optimizer.build(model.trainable_variables)
+    before = weights(model)
+    model.trainable_variables[0].assign(model.trainable_variables[0] + 1)
+    model.optimizer.swap_averages(model.trainable_variables)
+    np.testing.assert_array_equal(weights(model)[0], before[0])
+    model.optimizer.swap_averages(model.trainable_variables)
+    np.testing.assert_array_equal(weights(model)[0], before[0] + 1)

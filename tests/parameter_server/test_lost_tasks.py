@@ -1,0 +1,121 @@
+"""Tasks of a parameter server job, started by hand, of which one is killed in the middle."""
+
+import json
+
+import pytest
+
+from tests.models import ROWS
+from tests.programs import __name__ as PROGRAMS
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture
+def job(by_hand, tmp_path):
+    """Chief, two workers and a ps, well under way."""
+    job = by_hand(f"{PROGRAMS}.long", str(tmp_path))
+    job.until("under_way")
+    return job
+
+
+@pytest.mark.slow
+def test_a_worker_is_lost_and_the_job_goes_on(job, tmp_path):
+    """Exactly as many updates as asked for, and every validation saw every example, though results went with it."""
+    job.processes["worker 1"].kill()
+    status, error = job.ends("chief 0")
+    assert status == 0, error
+    assert [line for line in error.splitlines() if line.startswith("tf2dist: ")] == [
+        line for line in error.splitlines() if "worker 1 at" in line and line.endswith("the job goes on without it")
+    ]
+    assert job.ends("ps 0") == (0, "")
+    assert job.ends("worker 0") == (0, "")
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["updates"] == 40 * 60
+    assert result["epochs"] == 40
+    for accuracy in result["history"]["val_accuracy"]:
+        assert abs(accuracy * ROWS - round(accuracy * ROWS)) < 1e-3
+
+
+def result_without_worker_1(job, directory):
+    """Kills worker 1 in the middle; the coordinator must end well. Returns what the program has saved."""
+    job.until("under_way")
+    job.processes["worker 1"].kill()
+    status, error = job.ends("chief 0")
+    assert status == 0, error
+    return json.loads((directory / "result.json").read_text())
+
+
+@pytest.mark.slow
+def test_a_worker_is_lost_between_two_counts_of_an_update(by_hand, tmp_path):
+    """The optimizer's count of updates is that of what was applied, also where the worker had told one of them only."""
+    job = by_hand(f"{PROGRAMS}.torn", str(tmp_path))
+    assert result_without_worker_1(job, tmp_path)["updates"] == 40 * 60
+
+
+@pytest.mark.slow
+def test_a_worker_is_lost_while_it_computes_gradients(by_hand, tmp_path):
+    """The update that it was about to make is neither applied nor counted; weights and counts agree."""
+    job = by_hand(f"{PROGRAMS}.counted_batches", str(tmp_path), "0.1")
+    result = result_without_worker_1(job, tmp_path)
+    assert result["updates"] == 40
+    assert result["applied"] == [40] * 3
+
+
+@pytest.mark.slow
+def test_a_worker_is_lost_in_the_last_epoch(by_hand, tmp_path):
+    """What it had begun is begun again by the other, with nothing left to make up for steps applied twice."""
+    job = by_hand(f"{PROGRAMS}.long", str(tmp_path), "38")
+    assert result_without_worker_1(job, tmp_path)["updates"] == 40 * 60
+
+
+@pytest.mark.slow
+def test_a_parameter_server_is_lost_and_the_job_ends(job):
+    job.processes["ps 0"].kill()
+    status, _ = job.ends("chief 0")
+    assert status == 1
+    for name in ("worker 0", "worker 1"):
+        status, error = job.ends(name)
+        assert status == 1
+        assert f"tf2dist: {name}: chief 0 at " in error
+
+
+@pytest.mark.slow
+def test_the_coordinator_is_lost_and_the_servers_end(job):
+    job.processes["chief 0"].kill()
+    for name in ("ps 0", "worker 0", "worker 1"):
+        status, error = job.ends(name)
+        assert status == 1
+        assert error.count("\n") == 1
+        assert f"tf2dist: {name}: chief 0 at " in error
+
+
+@pytest.mark.slow
+def test_all_workers_are_lost_and_the_job_ends(by_hand, tmp_path, monkeypatch):
+    monkeypatch.setenv("TF2DIST_WORKERS_GRACE", "3")
+    job = by_hand(f"{PROGRAMS}.long", str(tmp_path))
+    job.until("under_way")
+    job.processes["worker 0"].kill()
+    job.processes["worker 1"].kill()
+    status, error = job.ends("chief 0")
+    assert status == 1
+    _, waits, last = (line for line in error.splitlines() if line.startswith("tf2dist: "))
+    assert error.splitlines()[-1] == last  # of the two, the one that was lost last
+    assert last.startswith("tf2dist: worker ")
+    assert " is gone: " in last
+    assert "goes on" not in last
+    assert last.endswith("; the workers did not come back within 3 s")
+    assert waits.endswith("; no worker is left, the job waits 3 s for them to come back")
+
+
+@pytest.mark.slow
+def test_all_workers_are_lost_and_come_back(job, tmp_path):
+    job.processes["worker 0"].kill()
+    job.processes["worker 1"].kill()
+    job.restart("worker 0")
+    job.restart("worker 1")
+    status, error = job.ends("chief 0")
+    assert status == 0, error
+    ours = [line for line in error.splitlines() if line.startswith("tf2dist: ")]
+    assert len(ours) == 4, error  # each is lost, and is back
+    assert all(line.endswith(" is back") for line in ours[2:])
+    assert json.loads((tmp_path / "result.json").read_text())["updates"] == 40 * 60

@@ -1,0 +1,138 @@
+"""Synchronous updates on parameter servers: the numbers of one process, and backup workers."""
+
+import json
+import signal
+
+import numpy as np
+import pytest
+
+import tf2dist
+from tests.jobs import run_program
+from tests.models import OPTIMIZERS, ROWS, classifier, data, embedder, sentences, weighted, weights
+from tests.programs import __name__ as PROGRAMS
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """What the program found out with 2 servers and 2 workers; it ran once for all tests of this file."""
+    out = tmp_path_factory.mktemp("synchronous") / "results.json"
+    run_program(["--ps=2", "--workers=2"], "synchronous", out)
+    return json.loads(out.read_text())
+
+
+def alone(model, rows, **kwargs):
+    history = tf2dist.fit(model, rows, batch_size=16, seed=3, **kwargs).history
+    return weights(model), history
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_equals_one_process_on_the_joined_batches(tf, results, optimizer):
+    """50 updates of 2 workers' gradients, with validation in between; the last batch of a pass has 7 rows."""
+    with tf2dist.make_strategy("one").scope():
+        model = classifier(OPTIMIZERS[optimizer]())
+    expected, history = alone(model, data(), epochs=5, steps_per_epoch=10, validation_data=data())
+    for ours, theirs in zip(results["weights"][optimizer], expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-5)
+    assert results["updates"][optimizer] == 50
+    for name, values in history.items():
+        np.testing.assert_allclose(results["history"][optimizer][name], values, rtol=1e-4)
+    assert set(results["history"][optimizer]) == set(history)  # without backup workers no gradient can be dropped
+
+
+def test_sparse_gradients(tf, results):
+    """Slices of both workers are joined, not made dense on the way."""
+    with tf2dist.make_strategy("one").scope():
+        model = embedder(OPTIMIZERS["adagrad"]())
+    expected, _ = alone(model, sentences(), epochs=2)
+    for ours, theirs in zip(results["weights"]["slices"], expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-5)
+
+
+def test_a_sharded_table(tf, results):
+    """A row that both workers use is updated once, by the sum of both gradients."""
+    with tf2dist.make_strategy("one").scope():
+        model = embedder(OPTIMIZERS["adagrad"](), tf2dist.layers.ShardedEmbedding)
+    expected, _ = alone(model, sentences(), epochs=2)
+    expected = [model.layers[0].get_table(), *expected[-2:]]
+    for ours, theirs in zip(results["weights"]["sharded"], expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-5)
+
+
+def test_statistics_are_written_once_an_update(tf, results):
+    """They are the mean of both workers' new values, weighted by their slices."""
+    x, _ = data()
+    first = classifier(OPTIMIZERS["sgd"]()).layers[0]
+    mean, variance = np.zeros(8), np.ones(8)
+    for _ in range(2):
+        for begin in range(0, ROWS, 16):
+            batch = first(x[begin : begin + 16]).numpy()
+            slices = np.split(batch, [len(batch) // 2])
+            shares = np.array([len(s) / len(batch) for s in slices])
+            mean = 0.8 * mean + 0.2 * shares @ [s.mean(0) for s in slices]
+            variance = 0.8 * variance + 0.2 * shares @ [s.var(0) for s in slices]
+    np.testing.assert_allclose(results["statistics"], [mean, variance], rtol=1e-4, atol=1e-6)
+
+
+def test_statistics_of_the_whole_batch_are_refused(results):
+    """Workers exchange gradients alone."""
+    assert "layer together is a BatchNormalization(synchronized=True)" in results["refused"]
+    assert "synchronized" not in results["weights"]
+
+
+def test_kinds_of_data_one_after_the_other(tf, results):
+    """Without sample weights, with, and without: what a gradient is made of differs."""
+    model, kinds = weighted()
+    for number, rows in enumerate(kinds):
+        x, y, *w = rows
+        expected = model.fit(x, y, 16, sample_weight=w[0] if w else None, shuffle=False, verbose=0).history
+        assert results["history"][f"kind {number}"]["loss"] == pytest.approx(expected["loss"], rel=1e-4)
+        for ours, theirs in zip(results["weights"][f"kind {number}"], weights(model), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-5)
+
+
+def test_a_late_gradient_of_an_earlier_training_is_dropped(results):
+    """A second call of `fit` counts from 0 again, and its updates are its own."""
+    assert results["weights"]["late 0"] == [[[8.0], [0.0]]]
+    assert results["weights"]["late 1"] == [[[8.0], [8.0]]]
+
+
+def test_backup_workers(results):
+    """Each update takes the first of two gradients; the other one is late, but for the last that nobody looks for."""
+    assert results["updates"]["backup"] == 80
+    dropped = results["history"]["backup"]["dropped_gradients"]
+    assert 0 < sum(dropped) <= 80
+    assert results["history"]["backup"]["loss"][1] < results["history"]["backup"]["loss"][0]
+
+
+@pytest.mark.slow
+def test_a_stopped_worker_is_not_waited_for(by_hand, tmp_path):
+    """Not by updates; a validation waits for its shard until the worker counts as lost, after a minute."""
+    job = by_hand(f"{PROGRAMS}.long", str(tmp_path), "2", "1", "training_only")
+    job.until("under_way")
+    job.processes["worker 1"].send_signal(signal.SIGSTOP)
+    job.until("result.json")
+    job.processes["worker 1"].send_signal(signal.SIGCONT)
+    assert job.ends("chief 0")[0] == 0
+    assert job.ends("worker 1")[0] in (0, 1)  # 1 if that took longer than its grace period: it counted as lost
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["updates"] == 40 * 60
+    # Two gradients an update as long as both worked, and from then on one.
+    dropped = result["history"]["dropped_gradients"]
+    assert min(dropped[:2]) > 0
+    assert dropped[-5:] == [0] * 5
+
+
+@pytest.mark.slow
+def test_a_worker_is_lost_and_the_other_computes_its_gradients(by_hand, tmp_path):
+    job = by_hand(f"{PROGRAMS}.long", str(tmp_path), "2", "0")
+    job.until("under_way")
+    job.processes["worker 1"].kill()
+    status, error = job.ends("chief 0")
+    assert status == 0, error
+    assert "worker 1 at" in error
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["updates"] == 40 * 60
+    for accuracy in result["history"]["val_accuracy"]:
+        assert abs(accuracy * ROWS - round(accuracy * ROWS)) < 1e-3

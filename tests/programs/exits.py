@@ -1,0 +1,31 @@
+"""A program of peers, one of which calls `sys.exit(3)`: python -m tests.programs.exits PEER before|inside|after."""
+
+import sys
+
+import keras
+import numpy as np
+
+import tf2dist
+from tf2dist.cluster import environments
+
+exits, when = int(sys.argv[1]), sys.argv[2]
+this_one_exits = environments.from_environment().task.index == exits
+strategy = tf2dist.join("multiworker")
+
+
+class Exit(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == 1 and when == "inside" and this_one_exits:
+            sys.exit(3)
+
+
+with strategy.scope():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+if when == "before" and this_one_exits:
+    sys.exit(3)
+x = np.ones([8, 3], np.float32)
+tf2dist.fit(model, (x, x[:, :1]), batch_size=4, epochs=4, callbacks=[Exit()])
+if when == "after" and this_one_exits:
+    sys.exit(3)
+print("trained")

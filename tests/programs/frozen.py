@@ -1,0 +1,58 @@
+"""Run in every process of a parameter server job: a server stops answering, and is told about a function.
+
+python -m tests.programs.frozen OUT added|removed ours|theirs
+"""
+
+import pathlib
+import sys
+import threading
+import time
+
+import tf2dist
+
+strategy = tf2dist.join("ps")
+out, change, whose = pathlib.Path(sys.argv[1]), *sys.argv[2:]
+
+import tensorflow as tf  # noqa: E402
+from tensorflow.python.eager import context  # noqa: E402
+
+if whose == "theirs":
+    del context.context().add_c_function, context.context().remove_function
+coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+
+
+def function():
+    @tf.function
+    def one():
+        return tf.constant(1)
+
+    return one
+
+
+def value(function):
+    coordinator.schedule(function)
+    remote = coordinator.schedule(function)
+    coordinator.join()
+    return remote.fetch()
+
+
+def others():
+    while not changed:
+        time.sleep(1)
+        (out / "others_run").write_text("")
+
+
+changed = False
+known = function()
+assert value(known) == 1
+(out / "under_way").write_text("")
+while not (out / "stopped").exists():
+    time.sleep(0.02)
+threading.Thread(target=others).start()
+if change == "removed":
+    del known
+else:
+    known = function()
+    known.get_concrete_function()
+changed = True
+assert value(known if change == "added" else function()) == 1

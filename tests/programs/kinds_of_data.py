@@ -1,0 +1,74 @@
+"""Run in every process of a cluster: reads data of several kinds and saves what came out.
+
+python -m launch local --workers=2 -- tests.programs.kinds_of_data STRATEGY OUT
+"""
+
+import gc
+import json
+import pathlib
+import sys
+import weakref
+
+import tf2dist
+
+strategy = tf2dist.join(sys.argv[1])
+out = pathlib.Path(sys.argv[2])
+
+import keras  # noqa: E402
+import numpy as np  # noqa: E402
+import tensorflow as tf  # noqa: E402
+
+from tests.input.test_structures import pair_data, pair_model  # noqa: E402
+from tests.training.test_own_steps import CASES as OWN_STEPS  # noqa: E402
+from tests.training.test_own_steps import batches  # noqa: E402
+
+BATCH, ROWS = 16, 96
+SYNC = tf2dist.ParameterServer("sync") if sys.argv[1] == "ps" else None
+leads = sys.argv[1] == "ps" or strategy.cluster_resolver.task_id == 0
+results = {}
+
+
+def counter():
+    """Its weights become how often each example was seen, times a constant."""
+    model = keras.Sequential([keras.Input((ROWS,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
+    model.compile(keras.optimizers.SGD(1.0), lambda y, y_pred: -keras.ops.mean(y_pred, axis=-1))
+    return model
+
+
+examples = tf.data.Dataset.from_tensor_slices((np.eye(ROWS, dtype=np.float32), np.zeros((ROWS, 1), np.float32)))
+for name, dataset in {
+    "shuffled": examples.shuffle(ROWS).batch(BATCH),
+    "random in a function": examples.shuffle(ROWS).map(lambda x, y: (x, y + tf.random.uniform([1]))).batch(BATCH),
+}.items():
+    with strategy.scope():
+        model = counter()
+    tf2dist.fit(model, dataset, epochs=3, parameter_server=SYNC)
+    results[name] = model.layers[0].kernel.numpy()[:, 0].tolist()
+    with strategy.scope():  # each example is evaluated once, whoever reads it
+        model.compile(keras.optimizers.SGD(1.0), "mse")
+        model.layers[0].kernel.assign(np.arange(ROWS, dtype=np.float32)[:, np.newaxis])
+    results[f"{name}, evaluated"] = tf2dist.evaluate(model, dataset)["loss"]
+
+a, b, y1, y2 = pair_data()
+with strategy.scope():
+    model = pair_model(2)
+history = tf2dist.fit(model, ([a, b], [y1, y2]), batch_size=BATCH, shuffle=False, epochs=2, parameter_server=SYNC)
+results["lists"] = [np.asarray(v).tolist() for v in model.trainable_variables]
+found = tf2dist.predict(model, [a, b])
+results["predicted"] = [np.asarray(p).tolist() for p in found]
+
+if sys.argv[1] == "multiworker":
+    for name in ("vae", "several outputs"):
+        make, rows = OWN_STEPS[name]
+        with strategy.scope():
+            model = make()
+        history = tf2dist.fit(model, batches(tf, rows, BATCH), epochs=2)
+        results[name] = [np.asarray(v).tolist() for v in model.trainable_variables]
+        results[f"{name}, history"] = {k: np.asarray(v).tolist() for k, v in history.history.items()}
+
+freed = [weakref.ref(model), weakref.ref(model.layers[-1])]
+del model, history, found
+gc.collect()
+results["freed"] = [ref() is None for ref in freed]
+if leads:
+    out.write_text(json.dumps(results))

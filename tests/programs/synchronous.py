@@ -1,0 +1,78 @@
+"""Run in every process of a parameter server job: trains synchronously and saves what came out.
+
+python -m tests.programs.synchronous OUT
+"""
+
+import json
+import pathlib
+import sys
+import time
+
+import tf2dist
+
+strategy = tf2dist.join("ps")
+out = pathlib.Path(sys.argv[1])
+
+import keras  # noqa: E402
+import numpy as np  # noqa: E402
+
+from tests.models import OPTIMIZERS, classifier, data, embedder, sentences, weighted, weights  # noqa: E402
+
+SYNC = tf2dist.ParameterServer("sync")
+results = {"weights": {}, "history": {}, "updates": {}}
+
+
+def fit(name, model, rows, options=SYNC, **kwargs):
+    kwargs = {"batch_size": 16, "seed": 3, "parameter_server": options} | kwargs
+    history = tf2dist.fit(model, rows, **kwargs)
+    results["weights"][name] = [w.tolist() for w in weights(model)]
+    results["history"][name] = history.history
+    results["updates"][name] = tf2dist.updates(model)
+
+
+for optimizer, make in OPTIMIZERS.items():
+    with strategy.scope():
+        model = classifier(make())
+    fit(optimizer, model, data(), epochs=5, steps_per_epoch=10, validation_data=data())
+with strategy.scope():
+    model = embedder(OPTIMIZERS["adagrad"]())
+fit("slices", model, sentences(), epochs=2)
+with strategy.scope():
+    model = embedder(OPTIMIZERS["adagrad"](), tf2dist.layers.ShardedEmbedding)
+fit("sharded", model, sentences(), epochs=2)
+results["weights"]["sharded"] = [model.layers[0].get_table().tolist(), *results["weights"]["sharded"][-2:]]
+with strategy.scope():
+    model = classifier(OPTIMIZERS["sgd"]())
+fit("backup", model, data(), tf2dist.ParameterServer("sync", backup_workers=1), epochs=2, steps_per_epoch=40)
+
+with strategy.scope():
+    statistics = keras.layers.BatchNormalization(momentum=0.8)
+    model = classifier(OPTIMIZERS["sgd"](), statistics)
+    # So that what the layer gets depends on nothing that is trained.
+    model.layers[0].trainable = False
+    model.compile(model.optimizer, model.loss)
+fit("statistics", model, data(), epochs=2, shuffle=False)
+results["statistics"] = [np.asarray(v).tolist() for v in (statistics.moving_mean, statistics.moving_variance)]
+
+with strategy.scope():
+    model = classifier(OPTIMIZERS["sgd"](), keras.layers.BatchNormalization(synchronized=True, name="together"))
+try:
+    fit("synchronized", model, data())
+except ValueError as error:
+    results["refused"] = str(error)
+
+with strategy.scope():
+    model, kinds = weighted()
+for number, rows in enumerate(kinds):
+    fit(f"kind {number}", model, rows, shuffle=False)
+
+# Each update adds 1 to the weight of its batch's column. The first training leaves a gradient that is late.
+BACKUP = tf2dist.ParameterServer("sync", backup_workers=1)
+with strategy.scope():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
+    model.compile(keras.optimizers.SGD(1.0), "mean_absolute_error")
+for column in range(2):
+    rows = np.tile(np.eye(2, dtype=np.float32)[column], (32, 1)), np.full((32, 1), 1000.0, np.float32)
+    fit(f"late {column}", model, rows, BACKUP, epochs=4)
+    time.sleep(1)
+out.write_text(json.dumps(results))

@@ -1,0 +1,34 @@
+"""As `long`, but a worker that dies has told the servers' counter of an update and not the optimizer's.
+
+python -m tests.programs.torn OUT
+"""
+
+from tf2dist.parameter_server import asynchronous
+
+next_result = asynchronous.AsynchronousDispatcher.next_result
+torn = []
+
+
+def _next_result(dispatcher):
+    asked = dispatcher._scheduled[0][0]
+    fetch = dispatcher._pool.fetch
+
+    def noted(remote):
+        fetched = fetch(remote)
+        if not torn and (fetched is None or (not fetched[-2] and asked)):
+            torn.append(True)
+            dispatcher._updates.variable.assign_add(1)
+        return fetched
+
+    dispatcher._pool.fetch = noted
+    try:
+        return next_result(dispatcher)
+    finally:
+        del dispatcher._pool.fetch
+
+
+asynchronous.AsynchronousDispatcher.next_result = _next_result
+
+import tests.programs.long  # noqa: E402, F401 - runs it
+
+assert torn, "no worker has died"

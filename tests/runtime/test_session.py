@@ -1,0 +1,157 @@
+"""This process in its job: who reports a failure, who is told of it, and what the process ends with."""
+
+import subprocess
+import sys
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from tests.threads import background
+from tf2dist.cluster.roles import Role
+from tf2dist.runtime import failure_reporter, logging_setup
+from tf2dist.runtime.session import Session
+
+DEADLINE = 60.0
+pytestmark = pytest.mark.timeout(120)
+
+
+def run(code):
+    """Status, standard output and standard error of a program."""
+    command = [sys.executable, "-c", "import threading, sys, time\nfrom tf2dist.runtime import session\n" + code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_alone(monkeypatch):
+    monkeypatch.delenv("TF2DIST_START_TIMEOUT", raising=False)
+    alone = Session()
+    assert (alone.strategy, alone.cluster, alone.role, alone.is_evaluator) == (None, None, Role.SOLO, False)
+    assert (alone.lost_tasks(), alone.first_loss, alone.has_failed) == ([], "", False)
+    assert alone.start_timeout == 120.0
+    assert Session(start_timeout=3.0).start_timeout == 3.0
+
+
+def test_callbacks_of_a_failure_are_called_once():
+    called = []
+    failing = Session()
+    for number in (1, 2, 3):
+        failing.on_failure(lambda number=number: called.append(number))
+    forgotten = SimpleNamespace(failed=lambda: called.append("forgotten"))
+    failing.on_failure(forgotten.failed)
+    failing.forget(forgotten.failed)
+    failing.forget(forgotten.failed)
+    failing.on_failure(lambda: 1 / 0)
+    failing.fail()
+    failing.fail()
+    assert sorted(called) == [1, 2, 3]
+    assert failing.has_failed
+
+
+@pytest.fixture
+def ended(monkeypatch):
+    """What the process was ended with, instead of ending it."""
+    found = []
+    monkeypatch.setattr(failure_reporter, "exit_now", found.append)
+    monkeypatch.setattr(failure_reporter, "_uncaught_exception", lambda: None)
+    return found
+
+
+def test_the_monitor_reports_what_the_main_thread_does_not(ended, monkeypatch, capfd):
+    monkeypatch.setattr(failure_reporter, "REPORT_GRACE", 0.1)
+    logging_setup.log_to_stderr()
+    called = []
+    losing = Session()
+    losing.on_failure(lambda: called.append("failed"))
+    losing.end_for_loss("ps 0 is gone")
+    assert (ended, called, capfd.readouterr().err) == ([1], ["failed"], "tf2dist: ps 0 is gone\n")
+
+
+def test_the_monitor_is_silent_once_the_main_thread_reports(ended, monkeypatch, capfd):
+    monkeypatch.setattr(failure_reporter, "REPORT_GRACE", DEADLINE)
+    monkeypatch.setattr(failure_reporter, "EXIT_GRACE", 0.05)
+    logging_setup.log_to_stderr()
+    losing = Session()
+    ending = background(losing.end_for_loss, "ps 0 is gone")
+    losing.fail()
+    ending.result(DEADLINE)
+    assert (ended, capfd.readouterr().err) == ([1], "")
+
+
+def test_a_main_thread_that_fails_later_waits_for_the_end(ended, monkeypatch):
+    monkeypatch.setattr(failure_reporter, "REPORT_GRACE", 0.0)
+    losing = Session()
+    losing.end_for_loss("ps 0 is gone")
+    failing = background(losing.fail)
+    with pytest.raises(TimeoutError):
+        failing.result(0.3)
+
+
+LOSS = "threading.Thread(target=session.current().end_for_loss, args=('ps 0 is gone',), daemon=True).start()\n"
+
+
+def test_a_process_ends_also_while_its_main_thread_waits():
+    code = 'print("before", end="")\n' + LOSS + "threading.Event().wait()"
+    assert run(code) == (1, "before", "tf2dist: ps 0 is gone\n")
+
+
+def test_an_exception_that_a_program_ends_with_is_the_only_report():
+    """Also where it ends late: its threads are waited for."""
+    code = "threading.Thread(target=time.sleep, args=(2,)).start()\n" + LOSS + "raise OSError('reset by ps 0')"
+    status, out, err = run(code)
+    assert (status, out) == (1, "")
+    assert err.endswith("OSError: reset by ps 0\n")
+    assert "is gone" not in err
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        ("", "end"),
+        ("sys.exit(0)", "end"),
+        ("sys.exit(3)", "end"),  # whoever runs the program may see it, as `python -m launch` does
+        ("raise ValueError", "failed"),
+        ("raise KeyboardInterrupt", "failed"),
+        ("session.current().fail()", "failed"),
+    ],
+)
+def test_the_job_is_done_unless_the_program_fails(end, said):
+    code = (
+        "session.current().on_failure(lambda: print('failed'))\n"
+        "hook = sys.excepthook\n"
+        "session.current().at_exit(lambda: print('end'))\n"
+        "assert sys.excepthook is hook\n"
+    )
+    assert run(code + end)[1] == f"{said}\n"
+
+
+def test_a_program_of_the_launcher_that_exits_with_an_error_has_failed(tmp_path):
+    script = tmp_path / "script.py"
+    for status, said in (("3", "failed"), ("'why'", "failed"), ("0", "end"), ("None", "end")):
+        script.write_text(
+            "import sys\nfrom tf2dist.runtime import session\n"
+            "session.current().on_failure(lambda: print('failed'))\n"
+            f"session.current().at_exit(lambda: print('end'))\nsys.exit({status})\n"
+        )
+        assert (
+            run(f"from tf2dist.launch import user_program\nuser_program.run_as_main([{str(script)!r}])")[1]
+            == f"{said}\n"
+        )
+
+
+def test_an_error_in_an_interactive_shell_does_not_end_it(monkeypatch):
+    monkeypatch.setattr(sys, "last_value", ValueError(), raising=False)
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    assert failure_reporter._uncaught_exception() is None
+    monkeypatch.delattr(sys, "ps1")
+    assert isinstance(failure_reporter._uncaught_exception(), ValueError)
+
+
+def test_a_loss_is_waited_for():
+    noticed = threading.Event()
+    waiting = Session()
+    assert waiting.wait_for_loss(DEADLINE) == ""  # nobody would notice one
+    waiting.monitor_with(SimpleNamespace(first_loss=lambda limit: noticed.wait(limit) and "ps 0 is gone"))
+    found = background(waiting.wait_for_loss, DEADLINE)
+    noticed.set()
+    assert found.result(DEADLINE) == "ps 0 is gone"

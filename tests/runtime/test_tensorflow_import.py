@@ -1,0 +1,122 @@
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tf2dist.runtime import tensorflow_import
+
+
+def python(code, *, env=None, **kwargs):
+    """Runs a program; its status, stdout and stderr."""
+    env = {name: value for name, value in os.environ.items() if name not in tensorflow_import.TENSORFLOW_DEFAULTS} | (
+        env or {}
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=env, check=False, **kwargs
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_defaults_leave_what_the_user_has_set(monkeypatch):
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")
+    monkeypatch.delenv("GRPC_FAIL_FAST", raising=False)
+    monkeypatch.setenv("GRPC_VERBOSITY", "")
+    tensorflow_import.set_defaults()
+    found = {name: os.environ[name] for name in tensorflow_import.TENSORFLOW_DEFAULTS}
+    assert found == {"TF_CPP_MIN_LOG_LEVEL": "0", "GRPC_FAIL_FAST": "use_caller", "GRPC_VERBOSITY": ""}
+
+
+# Writes to standard error in all the ways there are.
+WRITE = """
+import os, subprocess, sys
+from tf2dist.runtime import tensorflow_import
+def write():
+    print("python", file=sys.stderr)
+    os.write(2, b"descriptor\\n")
+    subprocess.run(["sh", "-c", "echo child >&2"], check=True)
+    sys.stderr.write("unfinished ")
+"""
+
+
+def test_what_comes_is_dropped_when_all_is_well():
+    code = """
+print("before", file=sys.stderr)
+with tensorflow_import.held_back_stderr():
+    write()
+    print("out")
+print("after", file=sys.stderr)
+"""
+    assert python(WRITE + code) == (0, "out\n", "before\nafter\n")
+
+
+@pytest.mark.parametrize("error", ["ValueError", "KeyboardInterrupt", "SystemExit"])
+def test_what_comes_is_shown_when_something_fails(error):
+    code = f"""
+try:
+    with tensorflow_import.held_back_stderr():
+        write()
+        raise {error}
+except {error}:
+    print("after", file=sys.stderr)
+"""
+    assert python(WRITE + code) == (0, "", "python\ndescriptor\nchild\nunfinished after\n")
+
+
+def test_one_inside_of_another():
+    code = """
+try:
+    with tensorflow_import.held_back_stderr():
+        with tensorflow_import.held_back_stderr():
+            write()
+        os.write(2, b"outer\\n")
+        raise ValueError
+except ValueError:
+    print("after", file=sys.stderr)
+"""
+    assert python(WRITE + code) == (0, "", "outer\nafter\n")
+
+
+def test_no_descriptor_is_left_open():
+    before = os.listdir("/proc/self/fd")
+    for error in (None, ValueError):
+        try:
+            with tensorflow_import.held_back_stderr():
+                if error:
+                    raise error
+        except ValueError:
+            pass
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_a_process_without_standard_error():
+    code = """
+import os, sys
+os.close(2)
+sys.stderr = None
+from tf2dist.runtime import tensorflow_import
+with tensorflow_import.held_back_stderr():
+    print("done")
+"""
+    assert python(code) == (0, "done\n", "")
+
+
+def test_tensorflow_is_imported_without_a_sound():
+    code = """
+import os
+from tf2dist.runtime import tensorflow_import
+tf = tensorflow_import.import_tensorflow()
+assert tensorflow_import.import_tensorflow() is tf
+print(tf.__name__, os.environ["TF_CPP_MIN_LOG_LEVEL"])
+"""
+    assert python(code) == (0, "tensorflow 3\n", "")
+
+
+def test_why_the_import_fails_is_shown(tmp_path):
+    (tmp_path / "keras.py").write_text("")
+    (tmp_path / "tensorflow.py").write_text("import os\nos.write(2, b'no such CPU\\n')\nraise ImportError('too old')")
+    code = "from tf2dist.runtime import tensorflow_import\ntensorflow_import.import_tensorflow()"
+    status, out, err = python(code, env={"PYTHONPATH": str(tmp_path)})
+    assert (status, out) == (1, "")
+    assert err.startswith("no such CPU\nTraceback")
+    assert err.endswith("ImportError: too old\n")

@@ -1,0 +1,26 @@
+"""Runs on the disk, and what cannot be gone on with."""
+
+import numpy as np
+import pytest
+
+from tf2dist.data.errors import DataError
+from trainers.life import saved_run
+
+
+def test_round_trip(tmp_path):
+    assert saved_run.read(str(tmp_path)) is None
+    board = np.arange(6, dtype=np.uint64).reshape(3, 2) << np.uint64(60)
+    memory = {"seen": np.array([2**64 - 1], np.uint64), "kept": board[None]}
+    saved_run.write(str(tmp_path), saved_run.SavedRun(board, 7, "rule", memory))
+    again = saved_run.read(str(tmp_path))
+    assert (again.generation, again.key) == (7, "rule")
+    assert (again.board == board).all()
+    assert again.memory.keys() == memory.keys()
+    assert (again.memory["seen"] == memory["seen"]).all()
+
+
+@pytest.mark.parametrize("content", [b"", b"nonsense", b"PK\x03\x04 cut off"])
+def test_damaged(content, tmp_path):
+    (tmp_path / "life.npz").write_bytes(content)
+    with pytest.raises(DataError, match=r"life\.npz is no board of a run"):
+        saved_run.read(str(tmp_path))

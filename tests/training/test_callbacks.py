@@ -1,0 +1,195 @@
+"""Keras's callbacks around `fit`, on each strategy of one process."""
+
+import csv
+
+import keras
+import numpy as np
+import pytest
+
+import tf2dist
+from tests.models import OPTIMIZERS, ROWS, classifier, data, weights
+
+BATCH = 16
+STEPS = -(-ROWS // BATCH)
+
+
+def fitted(strategy, *callbacks, optimizer="sgd", **kwargs):
+    with strategy.scope():
+        model = classifier(OPTIMIZERS[optimizer]())
+    kwargs = {"batch_size": BATCH, "seed": 3, "epochs": 3, "validation_data": data()} | kwargs
+    history = tf2dist.fit(model, data(), callbacks=callbacks, **kwargs)
+    return model, history.history
+
+
+def test_model_checkpoint(strategy, tmp_path):
+    best = keras.callbacks.ModelCheckpoint(tmp_path / "best.keras", monitor="val_loss", save_best_only=True)
+    each = keras.callbacks.ModelCheckpoint(tmp_path / "step-{batch}.weights.h5", save_weights_only=True, save_freq=6)
+    model, _ = fitted(strategy, best, each, steps_per_execution=2)
+    assert sorted(p.name for p in tmp_path.glob("step-*")) != []
+    for ours, theirs in zip(weights(keras.saving.load_model(tmp_path / "best.keras")), weights(model), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.slow
+def test_early_stopping_restores_the_best_weights(strategy):
+    stop = keras.callbacks.EarlyStopping("val_loss", mode="max", patience=1, restore_best_weights=True)
+    model, history = fitted(strategy, stop, epochs=10)
+    assert len(history["loss"]) == 2  # a loss that falls is not what mode="max" wants
+    after_one, _ = fitted(strategy, epochs=1)
+    for ours, theirs in zip(weights(model), weights(after_one), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_learning_rates(strategy):
+    rates = []
+
+    class See(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            rates.append(float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate)))
+
+    schedule = keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.1 / 2**epoch)
+    fitted(strategy, schedule, See())
+    np.testing.assert_allclose(rates, [0.1, 0.05, 0.025], rtol=1e-6)
+    rates.clear()
+    plateau = keras.callbacks.ReduceLROnPlateau("val_loss", mode="max", factor=0.5, patience=1, min_delta=0.0)
+    fitted(strategy, plateau, See())
+    np.testing.assert_allclose(rates, [0.1, 0.1, 0.05], rtol=1e-6)
+
+
+def test_logs_in_files(strategy, tmp_path):
+    fitted(
+        strategy,
+        keras.callbacks.CSVLogger(tmp_path / "log.csv"),
+        keras.callbacks.TensorBoard(tmp_path / "board", histogram_freq=1, update_freq="batch"),
+    )
+    with open(tmp_path / "log.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["epoch"] for row in rows] == ["0", "1", "2"]
+    assert set(rows[0]) == {"epoch", "accuracy", "loss", "val_accuracy", "val_loss"}
+    assert list((tmp_path / "board" / "train").glob("events*"))
+    assert list((tmp_path / "board" / "validation").glob("events*"))
+
+
+def test_terminate_on_nan_and_without(strategy):
+    x, y = data()
+    x = x.copy()
+    x[50] = np.nan
+    with strategy.scope():
+        model = classifier(OPTIMIZERS["sgd"]())
+    history = tf2dist.fit(model, (x, y), batch_size=BATCH, shuffle=False, epochs=3, steps_per_execution=1,
+                          callbacks=[keras.callbacks.TerminateOnNaN()])  # fmt: skip
+    assert tf2dist.updates(model) == 4  # row 50 is in the fourth batch
+    assert len(history.history["loss"]) == 1
+    with strategy.scope():
+        model = classifier(OPTIMIZERS["sgd"]())
+    with pytest.raises(ValueError, match=r"loss is NaN after 4 updates.*lower the learning rate"):
+        tf2dist.fit(model, (x, y), batch_size=BATCH, shuffle=False, epochs=3, steps_per_execution=1)
+
+
+class Killed(Exception):
+    """Stands for what ends a job in the middle."""
+
+
+@pytest.mark.slow
+def test_backup_and_restore(strategy, tmp_path):
+    class Kill(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 2:
+                raise Killed
+
+    def backup():
+        return keras.callbacks.BackupAndRestore(tmp_path / "backup")
+
+    expected, history = fitted(strategy, optimizer="adam", epochs=4)
+    with pytest.raises(Killed):
+        fitted(strategy, backup(), Kill(), optimizer="adam", epochs=4)
+    model, after = fitted(strategy, backup(), optimizer="adam", epochs=4)
+    assert after["loss"] == pytest.approx(history["loss"][2:], rel=1e-4)
+    for ours, theirs in zip(weights(model), weights(expected), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_hooks_come_in_keras_order(strategy):
+    """Against Keras's own fit with as many steps an execution, but for the number of batches in validation."""
+    calls = []
+
+    class See(keras.callbacks.Callback):
+        def __init__(self):
+            super().__init__()
+            for name in dir(keras.callbacks.Callback):
+                if name.startswith("on_") and "predict" not in name and name not in ("on_batch_begin", "on_batch_end"):
+                    setattr(self, name, lambda *args, name=name, **kwargs: calls.append((name, *args[:1])))
+
+    def without_test_batches():
+        named = [call for call in calls if "test_batch" not in call[0]]
+        return [(name, *(a for a in args if isinstance(a, int))) for name, *args in named]
+
+    fitted(strategy, See(), epochs=2, steps_per_execution=1)
+    ours = without_test_batches()
+    calls.clear()
+    model = classifier(OPTIMIZERS["sgd"]())
+    model.fit(*data(), batch_size=BATCH, epochs=2, validation_data=data(), callbacks=[See()], verbose=0)
+    assert ours == without_test_batches()
+
+
+def test_lambda_callback_and_swapped_averages(strategy):
+    seen = []
+    with strategy.scope():
+        model = classifier(keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5))
+    tf2dist.fit(
+        model,
+        data(),
+        epochs=2,
+        validation_data=data(),
+        callbacks=[
+            keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append((epoch, sorted(logs)))),
+            keras.callbacks.SwapEMAWeights(),
+        ],
+    )
+    assert seen == [(n, ["accuracy", "loss", "val_accuracy", "val_loss"]) for n in range(2)]
+
+
+def test_what_is_no_callback_is_refused(tf):
+    with pytest.raises(ValueError, match=r"must be keras.callbacks.Callback objects, found function"):
+        fitted(tf2dist.make_strategy("one"), lambda epoch: None)
+
+
+def test_hooks_of_lambda_callbacks_get_logs(strategy):
+    """They are attributes of the callback, and no methods of its class."""
+    seen = {"train": [], "test": []}
+    callback = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen["train"].append(logs["loss"]))
+    callback.on_test_batch_end = lambda batch, logs: seen["test"].append(logs["loss"])
+    _, history = fitted(strategy, callback, epochs=1)
+    assert seen["train"][-1] == pytest.approx(history["loss"][0])
+    assert seen["test"][-1] == pytest.approx(history["val_loss"][0])
+
+
+@pytest.mark.slow
+def test_steps_are_what_keras_says_they_are(tf):
+    """A dataset that does not say how long it is has no steps, though we count its batches."""
+    steps = []
+
+    class See(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            steps.append(self.params["steps"])
+
+        def on_test_begin(self, logs=None):
+            steps.append(self.params["steps"])
+
+    x, y = data()
+    known = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
+    unknown = tf.data.Dataset.from_tensor_slices((x, y)).filter(lambda x, y: True).batch(BATCH)
+    for dataset, arguments in ((unknown, {}), (known, {}), (unknown.repeat(), {"steps_per_epoch": 3})):
+        found = []
+        for ours in (False, True):
+            steps.clear()
+            model = classifier(OPTIMIZERS["sgd"]())
+            if ours:
+                tf2dist.fit(model, dataset, callbacks=[See()], **arguments)
+                tf2dist.evaluate(model, dataset.take(9), callbacks=[See()])
+            else:
+                model.fit(dataset, callbacks=[See()], verbose=0, **arguments)
+                model.evaluate(dataset.take(9), callbacks=[See()], verbose=0)
+            found.append(list(steps))
+        assert found[0] == found[1]

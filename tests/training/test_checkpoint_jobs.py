@@ -1,0 +1,70 @@
+"""Every process of a job is killed in the middle, on every strategy; started again, it goes on where it was."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+
+import tf2dist
+from tests.models import OPTIMIZERS, classifier, data, weights
+from tests.programs import __name__ as PROGRAMS
+from tf2dist.training import checkpoint_files
+from tf2dist.training.training_status import read_status
+
+LAYOUTS = {
+    "one": [],
+    "mirrored": [],
+    "central": [],
+    "multiworker": ["--workers=2"],
+    "ps": ["--ps=2", "--workers=2"],
+}
+EPOCHS, PER_EPOCH = 30, 40
+pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def expected(tf):
+    """The weights of a training in this process that nothing has ended."""
+    with tf2dist.make_strategy("one").scope():
+        model = classifier(OPTIMIZERS["adam"]())
+    tf2dist.fit(model, data(), batch_size=16, seed=3, epochs=EPOCHS, steps_per_epoch=PER_EPOCH)
+    return weights(model)
+
+
+@pytest.mark.parametrize("strategy", LAYOUTS)
+def test_killed_and_started_again(launched, tmp_path, expected, strategy):
+    program = (f"{PROGRAMS}.resume", strategy, str(tmp_path))
+    job = launched(LAYOUTS[strategy], *program)
+    job.until("under_way")
+    job.kill()
+    directory = tmp_path / "checkpoints"
+    saved = [int(path.rpartition("-")[2]) for path in checkpoint_files.list_checkpoints(directory)]
+    assert saved
+    assert saved[-1] >= 180
+    (tmp_path / "go_on").touch()
+    job = launched(LAYOUTS[strategy], *program)
+    status, error = job.ends("launcher")
+    assert status == 0, error
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["updates"] == EPOCHS * PER_EPOCH
+    assert result["epochs"] == EPOCHS - saved[-1] // PER_EPOCH
+    assert [name for name in os.listdir(directory) if name.endswith(".part")] == []
+    assert read_status(directory)[0] == "done"
+    if strategy != "ps":  # asynchronous workers do not go the same way twice
+        for ours, theirs in zip(result["weights"], expected, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=2e-3, atol=2e-4)
+
+
+def test_an_evaluator_by_our_launcher(launched, tmp_path):
+    """It evaluates what the job saves, last what it ended with, and ends with it."""
+    report, logs = tmp_path / "report.json", tmp_path / "logs"
+    flags = ["--strategy=ps", "--dataset=digits", "--steps=1500", f"--logdir={logs}", f"--report={report}"]
+    job = launched(["--ps=1", "--workers=2", "--evaluator"], "trainers.mnist", *flags)
+    _, error = job.processes["launcher"].communicate(timeout=200)
+    assert job.processes["launcher"].returncode == 0, error
+    lines = [line for line in error.splitlines() if line.startswith("[evaluator 0] ")]
+    assert lines[-1].startswith("[evaluator 0] evaluation after 1500 updates: ")
+    accuracy = json.loads(report.read_text())["test_accuracy"]
+    assert f"accuracy {accuracy:.4f}" in lines[-1]
+    assert list((logs / "evaluation").glob("events*"))

@@ -1,0 +1,86 @@
+"""Every model of the zoo in clusters of several processes, against Keras's own `fit` on one device."""
+
+import pickle
+
+import keras
+import numpy as np
+import pytest
+
+from tests import zoo
+from tests.jobs import run_program
+
+LAYOUTS = {
+    "multiworker": ["--workers=2"],
+    "ps, 1 worker": ["--ps=1", "--workers=1"],
+    "ps, 2 workers": ["--ps=2", "--workers=2"],
+}
+pytestmark = [pytest.mark.timeout(500), pytest.mark.slow]
+
+
+@pytest.fixture(scope="module", params=LAYOUTS)
+def layout(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def out(layout, tmp_path_factory):
+    """Where a cluster of this layout left what it trained; it ran once, through the whole zoo."""
+    out = tmp_path_factory.mktemp("zoo")
+    strategy = layout.partition(",")[0]
+    run_program(LAYOUTS[layout], "conformance", strategy, out, limit=480)
+    return out
+
+
+@pytest.fixture(scope="module")
+def results(out):
+    """What came of each case: a `zoo.Trained`, or the error as text."""
+    return pickle.loads((out / "results.pickle").read_bytes())
+
+
+def trained(results, name):
+    assert isinstance(results[name], zoo.Trained), results[name]
+    return results[name]
+
+
+@pytest.mark.parametrize("name", zoo.CASES)
+def test_equals_keras(tf, layout, results, name):
+    expected = zoo.CASES[name].expected(layout.partition(",")[0], asynchronous=layout == "ps, 2 workers")
+    if isinstance(expected, zoo.Refused):
+        assert str(results[name]).startswith("ValueError")
+        assert expected.match in results[name]
+    else:
+        zoo.check(name, trained(results, name), expected)
+
+
+def test_examples_are_counted_exactly(tf, layout, results):
+    """Each is in one of the four counts of a confusion, none is lost and none counted twice."""
+    case, history = zoo.CASES["lstm"], trained(results, "lstm").history
+    possible = zoo.examples_in_async_epoch(case) if layout == "ps, 2 workers" else {case.rows}
+    for counts in zip(*(history[name] for name in ("tp", "tn", "fp", "fn")), strict=True):
+        assert sum(counts) in possible
+
+
+def test_validation_counts_every_example_once(tf, results):
+    """Evaluation does not depend on who is fast: on every layout each example once."""
+    cells = trained(results, "measured").history["val_cells"]
+    assert cells == [6 * zoo.CASES["measured"].rows] * len(cells)
+    history = trained(results, "mlp").history
+    correct = np.array(history["val_accuracy"]) * zoo.CASES["mlp"].rows
+    np.testing.assert_allclose(correct, np.round(correct), atol=1e-3)
+
+
+@pytest.mark.parametrize("name", zoo.SAVED)
+def test_saved_models_load_in_plain_keras(tf, out, results, name):
+    x = zoo.CASES[name].inputs()
+    expected = zoo.with_weights(name, trained(results, name).weights)(x, training=False)
+    loaded = keras.saving.load_model(out / f"{name}.keras")
+    np.testing.assert_allclose(loaded(x, training=False), expected, rtol=1e-5, atol=1e-6)
+    assert int(loaded.optimizer.iterations.numpy()) == results[name].updates
+
+
+@pytest.mark.parametrize("name", zoo.SAVED)
+def test_exported_models_load_in_plain_tensorflow(tf, out, results, name):
+    x = zoo.CASES[name].inputs()
+    expected = zoo.with_weights(name, trained(results, name).weights)(x, training=False)
+    loaded = tf.saved_model.load(str(out / name))
+    np.testing.assert_allclose(loaded.serve(x), expected, rtol=1e-5, atol=1e-6)

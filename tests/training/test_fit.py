@@ -1,0 +1,390 @@
+"""`fit` and `evaluate` on the strategies of one process: exact numbers, Keras's meaning, callbacks, errors."""
+
+import contextlib
+import gc
+import weakref
+
+import keras
+import numpy as np
+import pytest
+
+import tf2dist
+from tests.conftest import SINGLE_PROCESS_SLOWLY, sampled, strategies
+from tests.models import OPTIMIZERS, ROWS, classifier, data, weights
+
+strategy = strategies(SINGLE_PROCESS_SLOWLY)
+
+BATCH = 16
+STEPS = -(-ROWS // BATCH)
+
+
+def fitted(strategy, optimizer="adam", *extra, epochs=3, regularizer=None, **kwargs):
+    with strategy.scope():
+        model = classifier(OPTIMIZERS[optimizer](), *extra, regularizer=regularizer)
+    kwargs = {"batch_size": BATCH, "seed": 3} | kwargs
+    history = tf2dist.fit(model, kwargs.pop("data", data()), epochs=epochs, verbose=0, **kwargs)
+    return model, history.history
+
+
+def plain_loop(tf, batches, learning_rate=0.1):
+    """A hand-written TensorFlow loop of the same network, without Keras's layers, losses or optimizers."""
+    k1, b1, k2, b2 = [tf.Variable(w) for w in weights(classifier(OPTIMIZERS["sgd"]()))]
+    losses = []
+    for x, y in batches:
+        with tf.GradientTape() as tape:
+            logits = tf.tanh(x @ k1 + b1) @ k2 + b2
+            each = tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits)
+            loss = tf.reduce_mean(each)
+        for v, g in zip((k1, b1, k2, b2), tape.gradient(loss, (k1, b1, k2, b2)), strict=True):
+            v.assign_sub(learning_rate * g)
+        losses += each.numpy().tolist()
+    return [v.numpy() for v in (k1, b1, k2, b2)], losses
+
+
+def test_equals_a_plain_tensorflow_loop(strategy, tf):
+    x, y = data()
+    once = [(x[i : i + BATCH], y[i : i + BATCH]) for i in range(0, ROWS, BATCH)]
+    expected, losses = plain_loop(tf, once * 3)
+    model, history = fitted(strategy, "sgd", shuffle=False)
+    for ours, theirs in zip(weights(model), expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(history["loss"][-1], np.mean(losses[-ROWS:]), rtol=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("name", "replicas"),
+    [
+        ("mirrored", 2),
+        pytest.param("central", 2, marks=pytest.mark.slow),
+        pytest.param("central", 3, marks=pytest.mark.slow),
+    ],
+)
+def test_replicas_equal_one_device(tf, name, replicas, optimizer):
+    """The last batch of a pass has 7 rows: 2 replicas hold 3 and 4, 3 replicas 2, 2 and 3.
+
+    (A process has one size of collective group: TensorFlow cannot have 2 and 3 mirrored replicas in one.)
+    """
+    expected, history = fitted(tf2dist.make_strategy("one"), optimizer)
+    model, ours = fitted(tf2dist.make_strategy(name, replicas=replicas), optimizer)
+    for a, b in zip(weights(model), weights(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
+    np.testing.assert_allclose(ours["loss"], history["loss"], rtol=1e-5)
+    assert ours["accuracy"] == history["accuracy"]
+
+
+@pytest.mark.slow
+def test_fewer_rows_than_replicas(tf):
+    """A batch of 2 rows on 4 replicas: two of them have nothing of their own to do, and do no harm."""
+    few = tuple(a[:2] for a in data())
+    expected, _ = fitted(tf2dist.make_strategy("one"), "sgd", data=few)
+    model, history = fitted(tf2dist.make_strategy("central", replicas=4), "sgd", data=few)
+    for a, b in zip(weights(model), weights(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    assert history["accuracy"][0] in (0.0, 0.5, 1.0)
+
+
+def test_equals_keras(tf):
+    """Against `keras.Model.fit` on one device, where it works: the same weights and the same history."""
+    x, y = data()
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
+    theirs = classifier(OPTIMIZERS["adam"](), regularizer=keras.regularizers.L2(0.01))
+    expected = theirs.fit(dataset, epochs=3, verbose=0, validation_data=dataset).history
+    model, history = fitted(
+        tf2dist.make_strategy("one"),
+        regularizer=keras.regularizers.L2(0.01),
+        data=dataset,
+        batch_size=None,
+        validation_data=dataset,
+    )
+    assert history.keys() == expected.keys()
+    for name in expected:
+        np.testing.assert_allclose(history[name], expected[name], rtol=1e-4)
+    for a, b in zip(weights(model), weights(theirs), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_updates_and_examples_are_counted_exactly(strategy):
+    seen = []
+
+    class Count(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            seen.append(batch)
+
+    model, history = fitted(strategy, "adam", callbacks=[Count()], epochs=4, steps_per_execution=3)
+    assert tf2dist.updates(model) == 4 * STEPS
+    assert seen == [2, 5, 6] * 4  # the last step of each execution
+    assert len(history["loss"]) == 4
+    correct = np.array(history["accuracy"]) * ROWS
+    np.testing.assert_allclose(correct, np.round(correct), atol=1e-3)
+
+
+@pytest.mark.slow
+def test_steps_per_epoch_goes_on_through_the_data(strategy):
+    model, history = fitted(strategy, epochs=5, steps_per_epoch=3)
+    assert tf2dist.updates(model) == 15
+    assert len(history["loss"]) == 5
+
+
+def test_evaluate_counts_every_example_once(strategy, tf):
+    x, y = data()
+    model, _ = fitted(strategy)
+    logits = keras.ops.convert_to_numpy(model(x))
+    logs = tf2dist.evaluate(model, (x, y), batch_size=BATCH)
+    assert round(logs["accuracy"] * ROWS) == (logits.argmax(1) == y).sum()
+    each = tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits).numpy()
+    np.testing.assert_allclose(logs["loss"], each.mean(), rtol=1e-5)
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
+    assert tf2dist.evaluate(model, dataset) == pytest.approx(logs, rel=1e-5)
+
+
+def test_dataset_of_global_batches(strategy, tf):
+    """The strategies cut a dataset's batches as they cut arrays."""
+    x, y = data()
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
+    expected, _ = fitted(strategy, "sgd", shuffle=False)
+    model, _ = fitted(strategy, "sgd", data=dataset, batch_size=None)
+    for a, b in zip(weights(model), weights(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_dataset_of_unknown_size(strategy, tf):
+    x, y = data()
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).filter(lambda x, y: True).batch(BATCH)
+    model, _ = fitted(strategy, data=dataset, batch_size=None, epochs=2)
+    assert tf2dist.updates(model) == 2 * STEPS
+
+
+def test_sample_weights(strategy, tf):
+    """A weight of zero takes an example out of the loss, as in Keras."""
+    x, y = data()
+    weight = (np.arange(ROWS) % 3).astype(np.float32)
+    theirs = classifier(OPTIMIZERS["sgd"]())
+    theirs.fit(tf.data.Dataset.from_tensor_slices((x, y, weight)).batch(BATCH), epochs=2, verbose=0)
+    model, _ = fitted(strategy, "sgd", data=(x, y, weight), shuffle=False, epochs=2)
+    for a, b in zip(weights(model), weights(theirs), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_layers_with_state(strategy):
+    """Dropout and BatchNormalization, whose state is updated inside of the replicas."""
+    extra = keras.layers.BatchNormalization(), keras.layers.Dropout(0.2)
+    model, history = fitted(strategy, "adam", *extra, epochs=8)
+    assert history["loss"][-1] < history["loss"][0]
+    moved = [keras.ops.convert_to_numpy(v) for v in model.non_trainable_variables if "moving_mean" in v.path]
+    assert np.abs(moved[0]).max() > 0
+
+
+@pytest.mark.slow
+def test_xla(tf):
+    for name in ("one", "mirrored"):
+        strategy = tf2dist.make_strategy(name)
+        expected, _ = fitted(strategy, "sgd")
+        with strategy.scope():
+            model = classifier(OPTIMIZERS["sgd"]())
+            model.compile("sgd", model.loss, metrics=["accuracy"], jit_compile=True)
+            model.optimizer.learning_rate = 0.1
+        tf2dist.fit(model, data(), batch_size=BATCH, seed=3, epochs=3, verbose=0)
+        for a, b in zip(weights(model), weights(expected), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_xla_is_refused_where_variables_are_elsewhere(tf):
+    strategy = tf2dist.make_strategy("central", replicas=2)
+    with strategy.scope():
+        model = classifier(OPTIMIZERS["sgd"]())
+        model.compile("sgd", model.loss, jit_compile=True)
+    with pytest.raises(ValueError, match="jit_compile"):
+        tf2dist.fit(model, data())
+
+
+@pytest.mark.slow
+def test_a_callback_stops_training(strategy):
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.stop_training = batch >= 2
+
+    model, history = fitted(strategy, callbacks=[Stop()], epochs=5, steps_per_execution=1)
+    assert tf2dist.updates(model) == 3
+    assert len(history["loss"]) == 1
+
+
+def test_logs_of_batches_are_those_of_the_epoch_so_far(strategy):
+    logs_seen = []
+
+    class See(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            logs_seen.append(dict(logs))
+
+    _, history = fitted(strategy, callbacks=[See()], epochs=1, steps_per_execution=2)
+    assert len(logs_seen) == 4
+    assert logs_seen[-1] == pytest.approx({name: values[0] for name, values in history.items()})
+
+
+@pytest.mark.slow
+def test_fit_goes_on_where_it_was_told_to(strategy):
+    """Two fits of 2 epochs each see the same batches as one fit of 4."""
+    expected, _ = fitted(strategy, "sgd", epochs=4)
+    with strategy.scope():
+        model = classifier(OPTIMIZERS["sgd"]())
+    for first, last in ((0, 2), (2, 4)):
+        tf2dist.fit(model, data(), batch_size=BATCH, seed=3, initial_epoch=first, epochs=last, verbose=0)
+    assert tf2dist.updates(model) == 4 * STEPS
+    for a, b in zip(weights(model), weights(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_fit_goes_on_in_the_data_too(tf):
+    """Where an epoch is shorter than a pass, Keras would begin with the data anew; here two calls equal one."""
+    strategy = tf2dist.make_strategy("one")
+    expected, _ = fitted(strategy, "sgd", epochs=4, steps_per_epoch=3)
+    model = classifier(OPTIMIZERS["sgd"]())
+    for first, last in ((0, 1), (1, 4)):
+        tf2dist.fit(model, data(), batch_size=BATCH, seed=3, initial_epoch=first, epochs=last, steps_per_epoch=3)
+    for a, b in zip(weights(model), weights(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "replicas"),
+    sampled([("adam", 1), ("adam", 2), ("averaged", 1), ("scaled", 1)], [("adam", 1)], [("adam", 2), ("averaged", 1)]),
+)
+def test_ours_and_kerass_fit_continue_each_other(tf, optimizer, replicas):
+    """On the same model, in both orders, with the numbers of Keras's own fit on one device."""
+
+    def made():
+        make = {
+            "adam": OPTIMIZERS["adam"],
+            "averaged": lambda: keras.optimizers.SGD(0.1, momentum=0.9, use_ema=True, ema_overwrite_frequency=3),
+            "scaled": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.01), initial_scale=64.0),
+        }
+        return classifier(make[optimizer](), keras.layers.Dropout(0.0))
+
+    x, y = data()
+    dataset = tf.data.Dataset.from_tensor_slices((x[:96], y[:96])).batch(BATCH)  # Keras's slices must be even
+    theirs = made()
+    expected = [theirs.fit(dataset, verbose=0).history["loss"][0] for _ in range(4)]
+    fits = (lambda m: tf2dist.fit(m, dataset), lambda m: m.fit(dataset, verbose=0))
+    strategy = tf2dist.make_strategy("mirrored" if replicas > 1 else "one", replicas=replicas if replicas > 1 else None)
+    for first in (0, 1):
+        with strategy.scope():
+            model = made()
+        found = [fits[(first + turn) % 2](model).history["loss"][0] for turn in range(4)]
+        np.testing.assert_allclose(found, expected, rtol=1e-4)
+        for a, b in zip(model.variables, theirs.variables, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("end", ["trained", "failed"])
+def test_a_trained_model_is_freed(strategy, end):
+    """And the data that it was trained on."""
+
+    class Fail(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if end == "failed":
+                raise RuntimeError
+
+    x, y = (np.array(a) for a in data())
+    with strategy.scope():
+        model = classifier(OPTIMIZERS["adam"]())
+    with contextlib.suppress(RuntimeError):
+        tf2dist.fit(model, (x, y), validation_data=(x, y), callbacks=[Fail()])
+    tf2dist.evaluate(model, (x, y))
+    tf2dist.predict(model, x)
+    freed = [weakref.ref(thing) for thing in (model, x, y, model.layers[0])]
+    del model, x, y
+    gc.collect()
+    assert [ref() is None for ref in freed] == [True] * len(freed)
+
+
+def test_a_model_compiled_anew_is_trained_by_its_new_optimizer(strategy):
+    model, _ = fitted(strategy, "sgd", epochs=1)
+    before = weights(model)
+    with strategy.scope():
+        model.compile(keras.optimizers.SGD(0.0), model.loss)
+    tf2dist.fit(model, data(), batch_size=BATCH, verbose=0)
+    for a, b in zip(weights(model), before, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert tf2dist.updates(model) == STEPS
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"data": (np.zeros((0, 12), np.float32), np.zeros(0, np.int64))}, "empty"),
+        ({"data": (np.zeros((4, 12), np.float32), np.zeros(5, np.int64))}, r"same number of rows, found \[4, 5\]"),
+        ({"data": "rows"}, "found str"),
+        ({"batch_size": 0}, "batch_size must be at least 1, found 0"),
+        ({"steps_per_execution": 0}, "steps_per_execution must be at least 1, found 0"),
+    ],
+)
+def test_wrong_arguments(tf, change, message):
+    with pytest.raises(ValueError, match=message):
+        fitted(tf2dist.make_strategy("one"), **change)
+
+
+def test_a_model_that_is_not_compiled(tf):
+    with pytest.raises(ValueError, match="not compiled"):
+        tf2dist.fit(keras.Sequential([keras.Input((12,)), keras.layers.Dense(3)]), data())
+
+
+def test_an_endless_dataset_needs_a_length(tf):
+    dataset = tf.data.Dataset.from_tensor_slices(data()).batch(BATCH).repeat()
+    with pytest.raises(ValueError, match="steps_per_epoch"):
+        fitted(tf2dist.make_strategy("one"), data=dataset, batch_size=None)
+    model, _ = fitted(tf2dist.make_strategy("one"), data=dataset, batch_size=None, steps_per_epoch=4, epochs=2)
+    assert tf2dist.updates(model) == 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "replicas"), [("mirrored", 2), ("central", 3)])
+def test_the_way_to_accelerators(tf, monkeypatch, name, replicas):
+    """Replicas on GPUs get their parts through tf.distribute's iterators; here virtual CPU devices take that way."""
+    from tf2dist.runtime import devices
+
+    expected, _ = fitted(tf2dist.make_strategy("one"), "momentum", validation_data=data())
+    monkeypatch.setattr(devices, "on_accelerators", lambda strategy: True)
+    model, _ = fitted(tf2dist.make_strategy(name, replicas=replicas), "momentum", validation_data=data())
+    for a, b in zip(weights(model), weights(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
+
+
+def test_without_any_strategy(tf):
+    """A model made outside of a scope trains on TensorFlow's default strategy."""
+    model = classifier(OPTIMIZERS["sgd"]())
+    tf2dist.fit(model, data(), batch_size=BATCH, seed=3, epochs=3, verbose=0)
+    expected, _ = fitted(tf2dist.make_strategy("one"), "sgd")
+    for a, b in zip(weights(model), weights(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_several_outputs_with_losses_of_layers(strategy, tf):
+    """The losses of outputs are tracked while layers add theirs, and regularizers look at the weights."""
+
+    def made():
+        x = keras.Input((12,))
+        hidden = keras.layers.Dense(8, "tanh", kernel_regularizer="l2", kernel_initializer=keras.initializers.Ones())(x)
+        hidden = keras.layers.ActivityRegularization(l2=0.05)(hidden)
+        heads = [
+            keras.layers.Dense(3, name=name, kernel_initializer=keras.initializers.GlorotUniform(seed=seed))(hidden)
+            for seed, name in enumerate("ab")
+        ]
+        model = keras.Model(x, dict(zip("ab", heads, strict=True)))
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(0.1), {"a": loss, "b": loss}, loss_weights={"a": 1.0, "b": 0.5})
+        return model
+
+    x, y = data()
+    dataset = tf.data.Dataset.from_tensor_slices((x, {"a": y, "b": y})).batch(BATCH)
+    theirs = made()
+    expected = theirs.fit(dataset, epochs=2, verbose=0).history
+    with strategy.scope():
+        model = made()
+    history = tf2dist.fit(model, dataset, epochs=2).history
+    for ours, their in zip(weights(model), weights(theirs), strict=True):
+        np.testing.assert_allclose(ours, their, rtol=1e-4, atol=1e-5)
+    assert history.keys() == expected.keys()
+    for name in expected:
+        np.testing.assert_allclose(history[name], expected[name], rtol=1e-4)

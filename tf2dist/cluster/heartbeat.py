@@ -1,0 +1,170 @@
+"""Heartbeats between the task that leads a job and each other task, from the job's start to its end.
+
+TensorFlow's servers never exit by themselves (tensorflow#4713), and a peer that has lost another one waits for many
+minutes. So the connection over which two tasks found each other (`rendezvous`) stays open: the leader sends over it
+that the job is done, and each side notices at once when the other one has ended. Imports no TensorFlow.
+
+Messages, one a line: `go` (all tasks are there: start), `ready` (a server serves), `ping`, `bye N` (a peer has
+ended its program after N calls of `fit`, `evaluate` and `predict`), `done` (the job is over).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import re
+import select
+import socket
+import stat
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+
+from tf2dist.cluster.spec import Task
+
+PING_INTERVAL = 5.0  # seconds between two heartbeats
+GRACE = 60.0  # seconds without a message after which a task counts as lost; a stopped or overloaded host can be late
+_MESSAGE = re.compile(rb"([a-z]+)(?: \d{1,9})?")
+_EXIT_TIMEOUT = 30.0  # seconds that a coordinator gets to exit after it has sent that the job is done
+
+
+class TaskLostError(ConnectionError):
+    """Another task has ended, or has sent nothing for longer than the grace period."""
+
+
+class TaskConnection:
+    """One open connection to `task`, which listens at `address`."""
+
+    def __init__(self, connection: socket.socket, task: Task, address: str) -> None:
+        self.task = task
+        self.address = address
+        self._socket = connection
+        # A socket has one timeout, and one thread receives while another one sends: so neither may rely on it.
+        self._socket.setblocking(False)
+        self._peer = _peer_address(connection)
+        self._buffer = b""
+        self._sending = threading.Lock()
+
+    def __str__(self) -> str:
+        return f"{self.task} at {self.address}"
+
+    def send(self, message: str) -> None:
+        """Sends a message. It does not raise when the other task has ended: `receive` does."""
+        with self._sending, contextlib.suppress(OSError):
+            self._socket.send(message.encode() + b"\n")
+
+    def receive(self, *messages: str, limit: float | None = None) -> str:
+        """Waits for one of `messages` and returns it with its number, if any; any other message counts as a heartbeat.
+
+        Args:
+          messages: what to wait for.
+          limit: seconds to wait; as long as there are heartbeats if not given.
+
+        Raises:
+          TaskLostError: the connection has ended, or nothing at all came for the grace period.
+          TimeoutError: none of the messages came within `limit` seconds.
+        """
+        deadline = None if limit is None else time.monotonic() + limit
+        while True:
+            while b"\n" in self._buffer:
+                line, self._buffer = self._buffer.split(b"\n", 1)
+                found = _MESSAGE.fullmatch(line)
+                if found and found[1].decode() in messages:
+                    return line.decode()
+            left = GRACE if deadline is None else min(GRACE, deadline - time.monotonic())
+            if left <= 0:
+                raise TimeoutError(f"{self} did not say {' or '.join(messages)} within {limit:g} s")
+            if not self._poll(select.POLLIN, left):
+                if left == GRACE:
+                    raise TaskLostError(f"{self} has given no sign of life for {GRACE:g} s")
+                continue
+            try:
+                more = self._socket.recv(4096)
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                raise TaskLostError(f"{self} is gone: {error.strerror or error}") from None
+            if not more:
+                raise TaskLostError(f"{self} is gone: it ended before the job was done")
+            self._buffer += more
+
+    def wait_until_ended(self, limit: float) -> None:
+        """Waits until the other task has ended the connection, for at most `limit` seconds."""
+        with contextlib.suppress(TaskLostError, TimeoutError):
+            self.receive(limit=limit)
+
+    def has_ended(self) -> bool:
+        """Returns whether the other task has ended the connection."""
+        return self._poll(select.POLLRDHUP, 0)
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._socket.close()
+
+    def shut_down_all(self) -> None:
+        """Shuts down all connections of this process to the task, also TensorFlow's.
+
+        Nothing tells TensorFlow that a host was cut off: it would wait for the answer of its server until the kernel
+        gives up sending, after a quarter of an hour, or for ever where nothing is to be sent.
+        """
+        for fd in map(int, os.listdir("/proc/self/fd")):
+            with contextlib.suppress(OSError):  # no socket, not connected, or closed meanwhile
+                if stat.S_ISSOCK(os.fstat(fd).st_mode):
+                    with socket.socket(fileno=os.dup(fd)) as connection:
+                        if self._peer and _peer_address(connection) == self._peer:
+                            connection.shutdown(socket.SHUT_RDWR)
+
+    def _poll(self, events: int, seconds: float) -> bool:
+        poll = select.poll()
+        poll.register(self._socket, events)
+        return bool(poll.poll(math.ceil(1000 * seconds)))
+
+
+def start_heartbeats(connections: Sequence[TaskConnection]) -> Callable[[], None]:
+    """Sends heartbeats over `connections` from a thread; returns a function that stops it.
+
+    Args:
+      connections: may change while the heartbeats are sent.
+    """
+    stopped = threading.Event()
+
+    def ping() -> None:
+        while not stopped.wait(PING_INTERVAL):
+            for connection in list(connections):
+                connection.send("ping")
+
+    threading.Thread(target=ping, name="heartbeats", daemon=True).start()
+    return stopped.set
+
+
+@contextlib.contextmanager
+def sending_heartbeats(connections: Sequence[TaskConnection]) -> Generator[None]:
+    """Sends heartbeats over `connections`, which may change, for as long as the block takes."""
+    stop = start_heartbeats(connections)
+    try:
+        yield
+    finally:
+        stop()
+
+
+def wait_until_done(connection: TaskConnection) -> None:
+    """Waits, in a server, until the job is done and the coordinator has ended.
+
+    A coordinator that exits still calls its servers, and logs many errors when they have gone before it.
+
+    Raises:
+      TaskLostError: the coordinator ended before the job was done, or sent nothing for the grace period.
+    """
+    with sending_heartbeats([connection]):
+        connection.receive("done")
+    connection.wait_until_ended(_EXIT_TIMEOUT)
+
+
+def _peer_address(connection: socket.socket) -> tuple[str, int] | None:
+    """Returns address and port of the other end of a TCP connection; None if it has none."""
+    try:
+        host, port, *_ = connection.getpeername()
+    except (OSError, ValueError):
+        return None
+    return host.removeprefix("::ffff:"), port  # as an IPv6 socket writes an IPv4 address

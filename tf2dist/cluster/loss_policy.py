@@ -1,0 +1,89 @@
+"""What the loss of a task means for its job: one table, for the coordinator and the launcher alike.
+
+| task | under parameter servers | in lockstep (multiworker) | jobs of other names (`tf2dist.connect`) |
+| --- | --- | --- | --- |
+| coordinator (chief, or worker 0 without one) | ends the job | - | ends the job |
+| worker | is started again; the job goes on meanwhile | ends the job | ends the job |
+| ps | ends the job | - | ends the job |
+| peer (chief or worker) | - | ends the job | - |
+| evaluator | ends the job | ends the job | ends the job |
+
+A launcher starts a lost worker again in its place `WORKER_RESTARTS` times unless it is told otherwise; after that the
+job goes on with the others. When no worker is left, the coordinator waits `WORKERS_GRACE` seconds for all of them to
+come back (TensorFlow uses none before), and then ends the job. A job that ends is started again from its last
+checkpoint where the launcher was told to (--max_restarts). Only the launcher watches the evaluator: the leader has no
+connection to it.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from tf2dist.cluster.spec import Cluster, ClusterError, Task
+from tf2dist.system import environment_variables
+
+WORKER_RESTARTS = 3  # how often a launcher starts a lost worker again, in all
+WORKERS_GRACE = 60.0  # seconds that a job without any worker waits for them to come back
+
+
+class OnLoss(enum.Enum):
+    """What happens when a task is lost."""
+
+    REPLACE = "the job goes on, and the task is started again in its place"
+    END = "the job ends"
+
+
+def on_loss(task: Task, *, leader: Task | None, has_servers: bool) -> OnLoss:
+    """Returns what the loss of `task` means.
+
+    Args:
+      task: the task that is lost.
+      leader: the task that leads the job (`roles.leader_of`); None where the leader itself asks about the others.
+      has_servers: whether there are parameter servers, with workers that a coordinator leads.
+    """
+    return OnLoss.REPLACE if has_servers and task.job == "worker" and task != leader else OnLoss.END
+
+
+@dataclass(frozen=True)
+class LossPolicy:
+    """What the losses of a job's tasks mean to the task that leads it.
+
+    Attributes:
+      has_servers: whether there are parameter servers, with workers that this task leads.
+      workers: all workers of the job.
+      workers_grace: seconds that the job waits for its workers when none is left.
+      irreplaceable: a worker that cannot come back without the coordinator: its own, where there is no chief.
+    """
+
+    has_servers: bool
+    workers: frozenset[Task] = frozenset()
+    workers_grace: float = WORKERS_GRACE
+    irreplaceable: Task | None = None
+
+    @classmethod
+    def of(cls, cluster: Cluster, *, has_servers: bool) -> LossPolicy:
+        """Returns the policy of a cluster; with TF2DIST_WORKERS_GRACE in place of WORKERS_GRACE if that is set.
+
+        Raises:
+          ClusterError: the variable holds something else than seconds.
+        """
+        try:
+            grace = environment_variables.seconds(environment_variables.WORKERS_GRACE, os.environ, WORKERS_GRACE)
+        except ValueError as error:
+            raise ClusterError(str(error)) from None
+        workers = frozenset(task for task in cluster.tasks if task.job == "worker")
+        own = Task("worker", 0) if has_servers and not cluster.count("chief") else None
+        return cls(has_servers, workers, grace, own)
+
+    def ends_job(self, lost: Collection[Task]) -> bool:
+        """Returns whether the loss of these tasks ends the job at once."""
+        if self.irreplaceable in lost and self.waits_for_workers(lost):
+            return True
+        return any(on_loss(task, leader=None, has_servers=self.has_servers) is OnLoss.END for task in lost)
+
+    def waits_for_workers(self, lost: Collection[Task]) -> bool:
+        """Returns whether no worker is left, so that nothing is computed until they come back."""
+        return self.has_servers and bool(self.workers) and self.workers <= set(lost)

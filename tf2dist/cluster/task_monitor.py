@@ -1,0 +1,291 @@
+"""Monitors the other tasks of the job over their connections: notices losses, and carries out the loss policy."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Generator
+
+from tf2dist.cluster.heartbeat import TaskConnection, TaskLostError, start_heartbeats
+from tf2dist.cluster.loss_policy import LossPolicy
+from tf2dist.cluster.spec import Task
+
+_FATAL_LOSS_GRACE = 60.0  # seconds that the process gets to end when a loss has ended the job
+
+_log = logging.getLogger("tf2dist")
+
+
+class PeerCalls:
+    """The calls that all peers of a job make together: how many this process has begun, and each other one has made.
+
+    A peer that ends its program before the others, as by `sys.exit` in one of them, would let them wait for ever inside
+    of a collective. It says how many calls it has made when it ends, so the others see that one of theirs cannot end.
+    """
+
+    def __init__(self, on_missing: Callable[[TaskConnection, str], object]) -> None:
+        self._on_missing = on_missing
+        self._begun = self._made = self._open = 0
+        self._ended: dict[TaskConnection, int] = {}  # peers that have ended, and how many calls they have made
+
+    @property
+    def made(self) -> int:
+        """Calls that have returned or raised an exception, which all peers do alike."""
+        return self._made
+
+    @contextlib.contextmanager
+    def one(self) -> Generator[None]:
+        """Counts the block as a call. It is not made if the program ends inside of it."""
+        self._begun += 1
+        self._open += 1
+        self._check()
+        try:
+            yield
+        except Exception:
+            self._made += 1
+            raise
+        else:
+            self._made += 1
+        finally:
+            self._open -= 1
+
+    def end(self, connection: TaskConnection, made: str) -> None:
+        """Notes that a peer has ended its program after so many calls; nothing if it did not say how many."""
+        if made:
+            self._ended[connection] = int(made)
+            self._check()
+
+    def _check(self) -> None:
+        for connection, made in list(self._ended.items()):
+            if self._open and made < self._begun:  # outside of calls this process waits for nobody
+                why = f"has ended its program, and call {made + 1} of fit, evaluate or predict needs it"
+                self._on_missing(connection, f"{connection} {why}")
+
+
+class LeaderMonitor:
+    """The leader's connections to all other tasks: a coordinator's to its servers, or the first peer's to the others.
+
+    Args:
+      connections: one to each other task.
+      policy: what the loss of a task means for the job.
+      on_fatal_loss: called in a thread of the monitor, with one line, when a loss ends the job. It must end this
+        process, since the main thread may wait inside of TensorFlow for ever.
+      find_replacement: waits until a lost task was started again and returns the connection to it; None if the event
+        that it also takes was set before. Without this function a lost task stays lost.
+
+    Attributes:
+      connections: the open connections, those to replacements in their places.
+      calls: of peers.
+    """
+
+    def __init__(
+        self,
+        connections: list[TaskConnection],
+        policy: LossPolicy,
+        on_fatal_loss: Callable[[str], object],
+        find_replacement: Callable[[Task, threading.Event], TaskConnection | None] = lambda task, over: None,
+    ) -> None:
+        self.connections = connections
+        self.calls = PeerCalls(self._end_for)
+        self._lost: list[Task] = []
+        self._first_loss = _FirstLoss()
+        self._policy = policy
+        self._on_fatal_loss = on_fatal_loss
+        self._find_replacement = find_replacement
+        self._over = threading.Event()
+        self._fatal_loss = threading.Event()
+        # Tasks that TensorFlow does not use. Its coordinator uses a worker that came back once no other one is lost:
+        # its update of the cluster waits for all of them (`WorkerPreemptionHandler`).
+        self._unused: set[Task] = set()
+        self._changed = threading.Condition()  # of _lost, _unused and _over
+        self._bye = {connection.task: threading.Event() for connection in connections}
+        self._ready = {connection.task: threading.Event() for connection in connections}
+        for connection in connections:
+            threading.Thread(target=self._monitor, args=(connection,), name="monitor", daemon=True).start()
+        self._stop_heartbeats = start_heartbeats(connections)
+
+    @property
+    def lost(self) -> list[Task]:
+        """The tasks that are lost and have not come back, in the order of their loss."""
+        with self._changed:
+            return list(self._lost)
+
+    def first_loss(self, limit: float = 0.0) -> str:
+        """Returns which task was lost first, waiting `limit` seconds for a loss; empty if none was lost."""
+        return self._first_loss.get(limit)
+
+    def wait_ready(self, limit: float) -> None:
+        """Waits until every server serves.
+
+        Raises:
+          TaskLostError: names a task that ended before.
+          TimeoutError: names the first task that did not serve within `limit` seconds.
+        """
+        deadline = time.monotonic() + limit
+        for connection in self.connections:
+            if not self._ready[connection.task].wait(max(0.0, deadline - time.monotonic())):
+                raise TimeoutError(f"{connection} did not start its server within {limit:g} s")
+            if self._fatal_loss.is_set() and connection.task in self.lost:
+                raise TaskLostError(f"{connection} is gone: it ended before the job began")
+
+    def end(self, *, together: bool) -> None:
+        """Tells every task that the job is done.
+
+        Args:
+          together: wait first until all other tasks have finished their own loops.
+        """
+        if together:
+            for connection in self.connections:
+                connection.send(f"bye {self.calls.made}")
+        for connection in self.connections if together else ():
+            while not self._bye[connection.task].wait(1.0) and connection.task not in self.lost:
+                pass  # `_monitor` notices when it is lost, so this ends
+        if together and self._fatal_loss.is_set():
+            threading.Event().wait(_FATAL_LOSS_GRACE)  # `_monitor` ends this process
+        with self._changed:
+            self._over.set()
+            self._changed.notify_all()
+        self._stop_heartbeats()
+        for connection in self.connections:
+            connection.send("done")
+
+    def _monitor(self, first: TaskConnection) -> None:
+        """Receives what a task and its replacements send, until the job is over."""
+        connection: TaskConnection | None = first
+        while connection and not self._over.is_set():
+            self._receive_until_lost(connection)
+            connection = None if self._over.is_set() else self._replace(connection)
+
+    def _replace(self, lost: TaskConnection) -> TaskConnection | None:
+        """Waits until the task was started again; returns the connection to it, or None if it was not."""
+        lost.close()
+        new = self._find_replacement(lost.task, self._over)
+        if new:
+            self.connections[self.connections.index(lost)] = new
+            new.send("go")
+            if self._over.is_set():  # `end` may have sent it to the lost task
+                new.send("done")
+        return new
+
+    def _receive_until_lost(self, connection: TaskConnection) -> None:
+        try:
+            while True:
+                message, _, calls = connection.receive("ready", "bye").partition(" ")
+                (self._ready if message == "ready" else self._bye)[connection.task].set()
+                self._note_return(connection)
+                if message == "bye":
+                    self.calls.end(connection, calls)
+        except TaskLostError as loss:
+            if not self._over.is_set():
+                self._handle_loss(connection, str(loss))
+
+    def _note_return(self, connection: TaskConnection) -> None:
+        with self._changed:
+            if connection.task not in self._lost:
+                return
+            self._lost.remove(connection.task)
+            if not self._lost:
+                self._unused.clear()
+            self._changed.notify_all()
+        _log.warning("tf2dist: %s is back", connection)
+
+    def _handle_loss(self, connection: TaskConnection, why: str) -> None:
+        with self._changed:
+            waiting = self._policy.waits_for_workers(self._unused)  # already: a worker that came back was lost again
+            if connection.task not in self._lost:
+                self._lost.append(connection.task)
+            self._unused.add(connection.task)
+            lost, none_left = list(self._lost), self._policy.waits_for_workers(self._unused)
+        self._first_loss.set(why)
+        connection.shut_down_all()
+        if self._policy.ends_job(lost):
+            self._end_for(connection, why)
+            return
+        self._bye[connection.task].set()
+        if not none_left:
+            _log.warning("tf2dist: %s; the job goes on without it", why)
+        elif not waiting:
+            threading.Thread(target=self._wait_for_workers, args=(why,), name="monitor", daemon=True).start()
+
+    def _end_for(self, connection: TaskConnection, why: str) -> None:
+        """Ends this process, since the job cannot go on without that task."""
+        self._first_loss.set(why)
+        self._fatal_loss.set()
+        self._ready[connection.task].set()  # `wait_ready` need not wait for it
+        self._bye[connection.task].set()
+        self._on_fatal_loss(why)
+
+    def _wait_for_workers(self, why: str) -> None:
+        """Ends the job unless the workers come back in time. None is left, and the last was lost as `why` says."""
+        grace = self._policy.workers_grace
+        _log.warning("tf2dist: %s; no worker is left, the job waits %g s for them to come back", why, grace)
+        with self._changed:
+            if self._changed.wait_for(lambda: self._over.is_set() or not self._unused, grace):
+                return
+        self._on_fatal_loss(f"{why}; the workers did not come back within {grace:g} s")
+
+
+class FollowerMonitor:
+    """A peer's connection to the first peer.
+
+    Args:
+      connection: to the first peer.
+      on_fatal_loss: as for `LeaderMonitor`; called when the first peer is lost.
+
+    Attributes:
+      calls: of peers.
+    """
+
+    def __init__(self, connection: TaskConnection, on_fatal_loss: Callable[[str], object]) -> None:
+        self._connection = connection
+        self._on_fatal_loss = on_fatal_loss
+        self.calls = PeerCalls(self._end_for)
+        self._done = threading.Event()
+        self._first_loss = _FirstLoss()
+        self._stop_heartbeats = start_heartbeats([connection])
+        threading.Thread(target=self._monitor, name="monitor", daemon=True).start()
+
+    @property
+    def lost(self) -> list[Task]:
+        """Always empty: a peer does not know of the others, and ends with the first one."""
+        return []
+
+    def first_loss(self, limit: float = 0.0) -> str:
+        """Returns how the first peer was lost, waiting `limit` seconds for that; empty if it was not."""
+        return self._first_loss.get(limit)
+
+    def end(self) -> None:
+        """Tells the first peer that this one has finished its loop, and waits until all have: they exit together."""
+        self._connection.send(f"bye {self.calls.made}")
+        self._done.wait()  # `_monitor` ends the process when the first peer is lost, so this ends
+
+    def _monitor(self) -> None:
+        try:
+            while (message := self._connection.receive("done", "bye")) != "done":
+                self.calls.end(self._connection, message.partition(" ")[2])
+        except TaskLostError as loss:
+            self._end_for(self._connection, str(loss))
+        else:
+            self._stop_heartbeats()
+            self._done.set()
+
+    def _end_for(self, connection: TaskConnection, why: str) -> None:
+        self._first_loss.set(why)
+        self._on_fatal_loss(why)
+
+
+class _FirstLoss:
+    """How the first task was lost, for threads that wait for it."""
+
+    def __init__(self) -> None:
+        self._noticed = threading.Event()
+        self._why = ""
+
+    def set(self, why: str) -> None:
+        self._why = self._why or why
+        self._noticed.set()
+
+    def get(self, limit: float) -> str:
+        self._noticed.wait(limit)
+        return self._why

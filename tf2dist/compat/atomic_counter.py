@@ -1,0 +1,33 @@
+"""An update counter that loses nothing when several workers add to it at once."""
+
+from __future__ import annotations
+
+import keras
+import tensorflow as tf
+from keras.src.backend.common.stateless_scope import in_stateless_scope
+
+from tf2dist.compat.optimizers import wrapped_optimizers
+
+
+class AtomicCounter(keras.Variable):
+    """A `keras.Variable` whose `assign_add` is one operation on the server that holds it.
+
+    `keras.Variable.assign_add` reads, adds and writes, so two workers of a parameter server job can both write the
+    same sum (parameter servers are not supported upstream: keras#18624).
+    """
+
+    def assign_add(self, value):
+        if in_stateless_scope():
+            return super().assign_add(value)
+        self.value.assign_add(tf.cast(value, self.dtype))
+        return self.value
+
+
+def count_atomically(optimizer: keras.optimizers.Optimizer) -> None:
+    """Makes a built optimizer count its updates with an `AtomicCounter`, in the same variable.
+
+    `keras.Variable` has a `__class__` like any Python object, so the counter changes its behaviour and keeps its
+    place, name and value in everything that already refers to it: checkpoints, schedules, `optimizer.variables`.
+    """
+    for counted in wrapped_optimizers(optimizer):
+        counted._iterations.__class__ = AtomicCounter

@@ -1,0 +1,441 @@
+"""A `train_step` of the user's own on a slice of the global batch.
+
+What such a step computes is written for a whole batch, and mostly a mean over it. So here every loss of Keras, and
+every loss that a layer adds, is one whose mean over the slices, each by its weight (the fraction of the global batch in
+it), is that of the whole batch: `global_batch_loss`, `layer_losses`. Two things then make the numbers those of one
+device:
+
+- `GradientTape.gradient` by variables is the gradient of the whole batch, so that a step may clip it, measure it, or
+  take it for a step of its own, before an optimizer gets it. The slices' gradients are added up, those of a mean times
+  the slice's weight; those of a sum over examples, or of several values (one an example, say), whose sum is then meant,
+  as they are. Gradients by other tensors are of this slice, likewise weighed.
+- a `keras.metrics.Mean` of a scalar counts it by the weight.
+
+A `tf.function` that a step calls runs as part of it: it would keep a trace of its own, in which what is replaced here
+stays replaced.
+
+All of it holds while such a step is traced, in threads that trace one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+from keras.src.optimizers.multi_optimizer import MultiOptimizer
+from keras.src.trainers.trainer import Trainer
+from tensorflow.python.eager.polymorphic_function import autograph_util
+from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
+
+from tf2dist.compat import global_batch_gradients, global_batch_loss, layer_losses, synchronized_statistics
+from tf2dist.compat.patching import Patch
+from tf2dist.compat.stateless_scope import OverlayScope, compute_output_spec
+from tf2dist.compat.sums_or_means import depends_on, terms
+from tf2dist.errors import TrainingError
+
+_PLAIN_STEP = 0.01
+_here = threading.local()  # each replica of a MirroredStrategy is traced in a thread of its own
+
+
+def _weight() -> tf.Tensor | None:
+    """The weight of the slice whose step this thread traces; None elsewhere."""
+    return getattr(_here, "weight", None)
+
+
+def _is_step() -> bool:
+    """Does the code of a step call, and not one of the functions that are replaced for it?"""
+    return not getattr(_here, "inside", False)
+
+
+def _is_on_slice() -> bool:
+    """As `_is_step`, of a step on a slice, or while `trace` looks whether it can run on slices."""
+    return _is_step() and (_weight() is not None or getattr(_here, "sliced", None) is not None)
+
+
+@contextlib.contextmanager
+def _set(**values) -> Iterator[None]:
+    before = {name: getattr(_here, name, None) for name in values}
+    vars(_here).update(values)
+    try:
+        yield
+    finally:
+        vars(_here).update(before)
+
+
+@contextlib.contextmanager
+def on_slice(weight: tf.Tensor | None) -> Iterator[None]:
+    """Inside, a step of the user's own runs on a slice with this weight, f32[]; None for a whole batch."""
+    if weight is None:
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_set(weight=weight, means={}, totals={}))
+        stack.enter_context(global_batch_loss.mean_of_slice(weight))
+        stack.enter_context(layer_losses.kept_apart(_added_loss))
+        stack.enter_context(synchronized_statistics.over_slices())
+        for patch in _patches:
+            stack.enter_context(patch.applied())
+        yield
+
+
+@contextlib.contextmanager
+def trying() -> Iterator[list[tuple[str, tf.Tensor]]]:
+    """Inside, optimizers take a plain step along the gradients: theirs may make much of what is rounding alone.
+
+    Yields:
+      What they were to apply: paths of variables, and gradients; all of one call are followed by an empty path.
+    """
+    applied: list = []
+    with _set(applied=applied, graph=tf.compat.v1.get_default_graph()):
+        yield applied
+
+
+class _Alone(tf.distribute.ReplicaContext):
+    """A replica without others."""
+
+    def all_reduce(self, reduce_op, value, options=None):
+        return tf.nest.map_structure(tf.identity, value)
+
+
+def trace(model: keras.Model, step: Callable, batch) -> dict[str, Callable]:
+    """Makes all variables that a step of the user's own makes, without making an update.
+
+    Args:
+      batch: of `keras.KerasTensor`s.
+
+    Raises:
+      TrainingError: the step cannot run on slices.
+
+    Returns:
+      For logs that are results of the model's metrics, functions that return the result, by the names of the logs.
+    """
+    updates, named = [], {}
+
+    def run(batch):
+        results = {}
+        with _results_of(model.metrics, results):
+            logs = _run_alone(model, step, batch, updates)
+        for name, value in logs.items() if isinstance(logs, dict) else ():
+            if id(value) in results:
+                named[name] = results[id(value)][0]
+
+    with _tracing(model):
+        known = -1
+        while known < len(model.metrics):  # the first call makes those for the losses of several outputs
+            known = len(model.metrics)
+            compute_output_spec(run, batch)
+    for optimizer, variables in updates:  # some copy weights, which have values only now
+        if not optimizer.built:
+            optimizer.build(variables)
+            optimizer.built = True
+    return named
+
+
+def without_others(model: keras.Model, step: Callable, batch) -> Any:
+    """A concrete function of a batch that runs a step on this process alone, and makes no update.
+
+    Args:
+      batch: of `tf.TensorSpec`s.
+    """
+
+    @tf.function
+    def run(batch):
+        with _tracing(model), OverlayScope((), model.variables):
+            _run_alone(model, step, batch, [])
+
+    return run.get_concrete_function(batch)
+
+
+@contextlib.contextmanager
+def _tracing(model: keras.Model) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for patch in _patches:
+            stack.enter_context(patch.applied())
+        if model.distribute_strategy.num_replicas_in_sync > 1:
+            stack.enter_context(_set(sliced=model.distribute_strategy, means={}))
+            stack.enter_context(layer_losses.kept_apart(_added_loss))
+        yield
+
+
+def _run_alone(model: keras.Model, step: Callable, batch, updates: list):
+    here = _Alone(model.distribute_strategy, 0)  # where variables can be differentiated by
+    with here, _set(updates=updates, gradients={}, totals={}):
+        return step(batch)
+
+
+@contextlib.contextmanager
+def _results_of(metrics: Sequence[keras.metrics.Metric], results: dict) -> Iterator[None]:
+    """Puts what the metrics' `result` methods return into `results`: by its id, how to get it, and itself.
+
+    (An id is its own only while it lives.)
+    """
+
+    def noting(metric):
+        original = metric.result
+
+        def result():
+            value = original()
+            if isinstance(value, dict):
+                results.update({id(v): (lambda name=name: original()[name], v) for name, v in value.items()})
+            else:
+                results[id(value)] = original, value
+            return value
+
+        return result
+
+    for metric, noted in [(metric, noting(metric)) for metric in metrics]:
+        vars(metric)["result"] = noted
+    try:
+        yield
+    finally:
+        for metric in metrics:
+            vars(metric).pop("result", None)
+
+
+def _replacing(owner: type, name: str, make: Callable[[Callable], Callable]) -> Patch:
+    """A patch of a method by what `make` makes of the original."""
+
+    def original(self, *args, **kwargs):
+        return patch.original(name)(self, *args, **kwargs)
+
+    patch = Patch(owner, {name: make(original)})
+    return patch
+
+
+def _as_known_mean(value: tf.Tensor) -> tf.Tensor:
+    _here.means[id(value)] = value  # an id is its own only while it lives
+    return value
+
+
+def _loss(original: Callable) -> Callable:
+    def loss(self, *args, **kwargs):
+        if not _is_on_slice():
+            return original(self, *args, **kwargs)
+        if _weight() is None and isinstance(self, keras.losses.Loss):
+            _check_exchange(self)
+        with _set(inside=True):
+            value = original(self, *args, **kwargs)
+        return value if value.shape.rank else _as_known_mean(value)
+
+    return loss
+
+
+def _check_exchange(loss: keras.losses.Loss) -> None:
+    if global_batch_loss.compares_examples(loss) and not global_batch_loss.exchange_rows(_here.sliced):
+        raise TrainingError(
+            f"train_step computes {type(loss).__name__}, which is no mean over examples and needs all of a batch: use "
+            "strategy one or mirrored"
+        )
+
+
+def _added_loss(key, loss: tf.Tensor) -> tf.Tensor:
+    """What a layer has added, as a mean."""
+    is_sum = layer_losses.is_of_each_example(loss) or terms(loss, _here.means, _here.totals) == {"sum"}
+    return _as_known_mean(global_batch_loss.as_mean_of_slice(loss) if is_sum and _weight() is not None else loss)
+
+
+def _average_loss(per_example_loss, sample_weight=None, global_batch_size=None):
+    average = _distributed_losses.original("compute_average_loss")
+    if global_batch_size is not None or not _is_on_slice():
+        return average(per_example_loss, sample_weight, global_batch_size)
+    # By the number of replicas, too, if it is not told by what.
+    size = tf.shape(per_example_loss)[0]
+    return _as_known_mean(average(per_example_loss, sample_weight, size))
+
+
+def _regularization_loss(regularization_loss):
+    if _is_on_slice():
+        return tf.reduce_sum(regularization_loss)
+    return _distributed_losses.original("scale_regularization_loss")(regularization_loss)
+
+
+def _gradient(original: Callable) -> Callable:
+    def gradient(self, target, sources, output_gradients=None, unconnected_gradients=tf.UnconnectedGradients.NONE):
+        weight = _weight()
+        known = getattr(_here, "gradients", None)
+        if not _is_step() or (weight is None and known is None):
+            return original(self, target, sources, output_gradients, unconnected_gradients)
+        variables = tf.nest.flatten(sources)
+        summed = [n for n, v in enumerate(variables) if isinstance(v, (keras.Variable, tf.Variable))]
+        seeds = _seeds(target, output_gradients) if _is_on_slice() else output_gradients
+        if known is not None:
+            read = tf.nest.map_structure(_in_trace, sources)
+            found = original(self, target, read, output_gradients, unconnected_gradients)
+            found = tf.nest.map_structure(lambda g, v: _zeros_if_assigned(v) if g is None else g, found, sources)
+            gradients = tf.nest.flatten(found)
+            known.update({id(_values(g)): g for g in gradients})
+        else:
+            found = original(self, target, sources, seeds, unconnected_gradients)
+            gradients = [_of_known_slice(g, weight) for g in tf.nest.flatten(found)]
+            with _set(inside=True):
+                sums = global_batch_gradients.sum_over_replicas(
+                    [gradients[n] for n in summed], [variables[n] for n in summed]
+                )
+            for n, total in zip(summed, sums, strict=True):
+                gradients[n] = total
+            found = tf.nest.pack_sequence_as(sources, gradients)
+        _here.totals.update({id(_values(gradients[n])): _values(gradients[n]) for n in summed})
+        return found
+
+    return gradient
+
+
+def _seeds(target, output_gradients):
+    """What the gradients of the targets begin with: those of a mean over the slice count by its weight.
+
+    Those of a sum count for a slice that does not stand in for an empty one: through statistics of the whole batch
+    they reach the other replicas.
+    """
+    targets, weight = tf.nest.flatten(target), _weight()
+    given = [None] * len(targets) if output_gradients is None else tf.nest.flatten(output_gradients)
+    if len(given) != len(targets) or not all(map(tf.is_symbolic_tensor, targets)):
+        return output_gradients
+    are_means = [t.shape.is_fully_defined() and not _is_sum(t) for t in targets]
+    if weight is None:
+        return output_gradients
+    seeds = [tf.ones_like(t) if seed is None else seed for t, seed in zip(targets, given, strict=True)]
+    counts = tf.cast(weight > 0, tf.float32)
+    return [
+        seed * tf.cast(weight if is_mean else counts, seed.dtype)
+        for seed, is_mean in zip(seeds, are_means, strict=True)
+    ]
+
+
+def _in_trace(source):
+    """What a tape knows a source by: a variable that was assigned is a tensor while a step is traced."""
+    return source.value if _is_assigned(source) else source
+
+
+def _is_assigned(source) -> bool:
+    return isinstance(source, keras.Variable) and tf.is_symbolic_tensor(source.value)
+
+
+def _zeros_if_assigned(source):
+    return tf.zeros_like(source.value) if _is_assigned(source) else None
+
+
+def _values(gradient):
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+def _of_known_slice(gradient, weight: Any):
+    """The gradient; a slice that stands in for an empty one has none, whatever its rows give."""
+    if gradient is None:
+        return None
+    values = _values(gradient)
+    known = tf.where(weight > 0, values, tf.zeros_like(values))
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(known, gradient.indices, gradient.dense_shape)
+    return known
+
+
+def _is_sum(loss: tf.Tensor) -> bool:
+    """Is this a sum over the examples of the slice?
+
+    Raises:
+      TrainingError: it has a sum and other terms, which would have to be scaled differently.
+    """
+    found = terms(loss, _here.means, _here.totals)
+    if "sum" in found and len(found) > 1:
+        raise TrainingError(
+            "train_step adds a sum over examples to a mean over them, or to a term of the weights alone, which cannot "
+            "be scaled to a part of a batch: use means (keras.ops.mean), or strategy one"
+        )
+    if "other" in found:
+        raise TrainingError(
+            "train_step minimizes what is neither a sum nor a mean over examples (the root of a mean, say, or a mean "
+            "divided by another), which cannot be had from parts of a batch: use means (keras.ops.mean), or strategy "
+            "one"
+        )
+    return "sum" in found
+
+
+def as_mean(value):
+    """A scalar of which the mean over the slices, each by its weight, is to be that of the whole batch."""
+    weight: Any = _weight()
+    if weight is None or not tf.is_symbolic_tensor(value) or value.shape.rank != 0:
+        return value
+    if terms(value, _here.means, _here.totals) != {"sum"}:
+        return value
+    return tf.math.divide_no_nan(value, tf.cast(weight, value.dtype))
+
+
+def _mean(original: Callable) -> Callable:
+    def update_state(self, values, sample_weight=None):
+        if _weight() is not None and sample_weight is None and len(keras.ops.shape(values)) == 0:
+            if not getattr(_here, "inside", False):  # what Keras's own losses count is a mean already
+                values = as_mean(values)
+            sample_weight = _weight()
+        return original(self, values, sample_weight=sample_weight)
+
+    return update_state
+
+
+def _apply(original: Callable) -> Callable:
+    def apply(self, grads, trainable_variables=None):
+        if getattr(_here, "updates", None) is not None:
+            if _is_on_slice():
+                _check_gradients(grads)
+            _here.updates.append((self, list(trainable_variables or ())))
+            return None
+        if not _is_on_slice():
+            return original(self, grads, trainable_variables)
+        variables = self._trainable_variables if trainable_variables is None else trainable_variables
+        if getattr(_here, "applied", None) is not None:
+            return _take_plain_step(self, list(grads), list(variables))
+        with _set(inside=True):
+            return global_batch_gradients.apply_sums(self, list(grads), list(variables))
+
+    return apply
+
+
+def _take_plain_step(optimizer, gradients: Sequence, variables: Sequence) -> None:
+    scale = optimizer.dynamic_scale.value if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else 1.0
+    for gradient, variable in zip(gradients, variables, strict=True):
+        if gradient is not None:
+            gradient = tf.cast(tf.convert_to_tensor(gradient), variable.dtype) / tf.cast(scale, variable.dtype)
+            if gradient.graph is _here.graph:  # not in a branch of a condition
+                _here.applied.append((variable.path, gradient))
+            variable.assign_sub(_PLAIN_STEP * gradient)
+    _here.applied.append(("", tf.zeros([])))
+
+
+def _call_function(original: Callable) -> Callable:
+    def call(self, *args, **kwargs):
+        is_tracing = _weight() is not None or getattr(_here, "updates", None) is not None
+        if not is_tracing or tf.executing_eagerly():
+            return original(self, *args, **kwargs)
+        function = self.python_function
+        if self._autograph:
+            function = autograph_util.py_func_from_autograph(function, self._experimental_autograph_options)
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _check_gradients(gradients: Sequence) -> None:
+    for each in gradients:
+        if each is not None and depends_on(_values(each), _here.gradients) == "data":
+            raise TrainingError(
+                "train_step applies what GradientTape.gradient has not returned, and what is not made of it, which "
+                "cannot be had from parts of a batch: use strategy one"
+            )
+
+
+_distributed_losses = Patch(
+    tf.nn, {"compute_average_loss": _average_loss, "scale_regularization_loss": _regularization_loss}
+)
+_patches = [
+    _distributed_losses,
+    _replacing(tf.GradientTape, "gradient", _gradient),
+    _replacing(keras.losses.Loss, "__call__", _loss),
+    _replacing(Trainer, "compute_loss", _loss),
+    _replacing(keras.metrics.Mean, "update_state", _mean),
+    _replacing(Function, "__call__", _call_function),
+    *(_replacing(o, "apply", _apply) for o in (BaseOptimizer, keras.optimizers.LossScaleOptimizer, MultiOptimizer)),
+]

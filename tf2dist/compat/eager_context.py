@@ -1,0 +1,39 @@
+"""TensorFlow's eager context: what this process has set up, and what it was asked to place where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import tensorflow as tf
+from tensorflow.python.eager import context
+from tensorflow.python.framework import op_callbacks
+
+
+def is_initialized() -> bool:
+    """Has TensorFlow made its devices in this process?"""
+    return context.context()._initialized
+
+
+def use_session_config(config: tf.compat.v1.ConfigProto) -> None:
+    """Makes this process, and the workers that it will connect to, use these options.
+
+    `tf.config` has no setting for most of them, and tf.distribute takes the options of the servers that it starts,
+    and of what it runs on those of others, from the process's context.
+    """
+    context.context()._config = config
+
+
+def current_device() -> str:
+    """The device that a `tf.device` block asks for; "" outside of one."""
+    return context.context().device_name or ""
+
+
+def nodes_of_function(name: str) -> list:
+    """The operations (NodeDef) of a function that this process has made; none for an unknown name."""
+    here = context.context()
+    return list(here.get_function_def(name).node_def) if here.has_function(name) else []
+
+
+def on_operation(callback: Callable) -> None:
+    """Calls `callback(op_type, inputs, attrs, outputs, op_name, graph)` for every operation that Python makes."""
+    op_callbacks.add_op_callback(callback)

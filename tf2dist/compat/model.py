@@ -1,0 +1,114 @@
+"""Parts of a compiled Keras model that have no public name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from tf2dist.compat.stateless_scope import compute_output_spec
+
+_STEP_METHODS = ("train_step", "test_step")
+
+
+def overridden_step(model: keras.Model) -> str | None:
+    """The first of Keras's step methods that the model's class overrides: "train_step", "test_step" or None."""
+    changed = (name for name in _STEP_METHODS if getattr(type(model), name) is not getattr(keras.Model, name))
+    return next(changed, None)
+
+
+def overrides_compute_metrics(model: keras.Model) -> bool:
+    """Does the model's class say itself how metrics are updated?"""
+    return type(model).compute_metrics is not keras.Model.compute_metrics
+
+
+def overrides_compute_loss(model: keras.Model) -> bool:
+    """Does the model's class say itself what the loss is?"""
+    return type(model).compute_loss is not keras.Model.compute_loss
+
+
+def own_steps(model: keras.Model, batch) -> str | None:
+    """The method of the model's class that makes its steps other than Keras's own; None if there is none.
+
+    That is a step method, or a `compute_metrics` whose logs have other names than the metrics: then Keras logs what it
+    has returned for the last batch.
+
+    Args:
+      batch: of `keras.KerasTensor`s.
+    """
+    if (step := overridden_step(model)) or not overrides_compute_metrics(model):
+        return step
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+    names = []
+
+    def logs(x, y, sample_weight):
+        y_pred = call(model, x, training=False)
+        names.append(set(model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)))
+        names.append(set(model.get_metrics_result()))
+
+    compute_output_spec(logs, x, y, sample_weight)
+    return None if names[0] == names[1] else "compute_metrics"
+
+
+def compile_identity(model: keras.Model) -> tuple:
+    """What a call of `compile` has made; other objects after the next call."""
+    return getattr(model, "optimizer", None), model._compile_loss, model._compile_metrics, model.distribute_strategy
+
+
+def compiled_metrics(model: keras.Model) -> Any:
+    """The metrics given to `compile`, as one metric; None without any."""
+    return model._compile_metrics
+
+
+def compiled_losses(model: keras.Model) -> list[keras.losses.Loss]:
+    """The losses given to `compile`, of a model that is built."""
+    found = model._compile_loss._flat_losses if model._compile_loss is not None else None
+    return [each.loss for each in found or ()]
+
+
+def output_loss_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
+    """The metrics that hold the losses of several outputs."""
+    return model._compile_loss.metrics if model._compile_loss is not None else []
+
+
+def layer_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
+    """Metrics that layers update by themselves while the model is called."""
+    known = [model._loss_tracker, model._compile_metrics, *output_loss_metrics(model)]
+    return [m for m in model.metrics if not any(m is k for k in known)]
+
+
+def call(model: keras.Model, x, *, training: bool):
+    """The outputs for inputs `x`; `training` is passed on to a model that takes it."""
+    return model(x, training=training) if model._call_has_training_arg else model(x)
+
+
+def compute_loss(model: keras.Model, x, y, y_pred, sample_weight, *, training: bool):
+    """The loss as Keras's own train step computes it, also of a `compute_loss` that takes no `training`."""
+    return model._compute_loss(x, y, y_pred, sample_weight, training=training)
+
+
+def build_from_specs(model: keras.Model, batch) -> None:
+    """Makes the variables of metrics and optimizer, from a batch of `keras.KerasTensor`s."""
+    model._symbolic_build(data_batch=batch)
+
+
+def check_loss_spec(model: keras.Model, x, y, y_pred, sample_weight) -> None:
+    """Raises what the loss would raise for arguments of these shapes."""
+    if model._compile_loss is None and not overrides_compute_loss(model):
+        return  # layers add the loss
+    compute_output_spec(model._compute_loss, x, y, y_pred, sample_weight=sample_weight, training=False)
+
+
+def layers_of(model: keras.Model) -> list[keras.Layer]:
+    """All layers of a model, also those inside of layers."""
+    return list(model._flatten_layers())
+
+
+def initial_epoch(model: keras.Model) -> int:
+    """The epoch that `keras.callbacks.BackupAndRestore` has restored; 0 without one."""
+    return model._initial_epoch or 0
+
+
+def forget_initial_epoch(model: keras.Model) -> None:
+    """What an earlier call of `fit` has restored does not count for the next one."""
+    model._initial_epoch = 0

@@ -1,0 +1,75 @@
+"""Keras's `StatelessScope`, in which a model reads given tensors and what it writes is held back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend import compute_output_spec
+from keras.src.backend.common.stateless_scope import get_stateless_scope, in_stateless_scope
+
+__all__ = ["OverlayScope", "compute_output_spec", "in_stateless_scope"]
+
+
+@tf.custom_gradient
+def _overwritten(before, value):
+    """`value`, with the gradient of `before`."""
+    return tf.identity(value), lambda upstream: (upstream, None)
+
+
+class _VariablesScope(keras.StatelessScope):
+    """A `StatelessScope` in which gradients of a variable are those of a variable, though it holds tensors.
+
+    The gradient of a variable that a layer overwrites in the middle of a step, as `SpectralNormalization` does, is
+    that of all its reads, before and after. It does not pass through what was assigned; through a tensor it would.
+    """
+
+    def add_update(self, update) -> None:
+        variable, value = update
+        before = self.get_current_value(variable)
+        if variable.trainable and before is not None and value.dtype.is_floating:
+            value = _overwritten(tf.convert_to_tensor(before), value)
+        super().add_update((variable, value))
+
+
+class OverlayScope:
+    """A `StatelessScope` over some variables; all others are read where they are.
+
+    A plain `StatelessScope` drops the losses that layers add unless it collects them, and then it is asked for every
+    variable that is regularized, and has none of those that it was not given (keras/src/layers/layer.py,
+    `_get_regularization_losses`). Scopes do not nest either: here what an outer one holds is seen inside.
+
+    Args:
+      values: variables and what they are inside.
+      readable: variables that are read where they are, or in the outer scope.
+    """
+
+    def __init__(self, values: Iterable[tuple[keras.Variable, object]], readable: Sequence[keras.Variable]):
+        self.scope = _VariablesScope(state_mapping=list(values), collect_losses=True)
+        held = {id(v): v._value for v in readable}
+        if in_stateless_scope():
+            held |= get_stateless_scope().state_mapping
+        self.scope.state_mapping = held | self.scope.state_mapping
+        self._before = dict(self.scope.state_mapping)
+
+    def __enter__(self) -> OverlayScope:
+        self.scope.__enter__()
+        return self
+
+    def __exit__(self, *error) -> None:
+        self.scope.__exit__(*error)
+
+    def value(self, variable: keras.Variable):
+        """What the variable is inside; None for one that was neither given, nor readable, nor written."""
+        return self.scope.get_current_value(variable)
+
+    def before(self, variable: keras.Variable) -> Any:
+        """What the variable was at the beginning; None for one that was neither given nor readable."""
+        return self._before.get(id(variable))
+
+    def written(self, variables: Iterable[keras.Variable]) -> list[tuple[keras.Variable, Any]]:
+        """Those of `variables` that were written inside, with what was written."""
+        now = [(v, self.value(v)) for v in variables]
+        return [(v, value) for v, value in now if value is not None and value is not self.before(v)]

@@ -1,0 +1,43 @@
+"""Parts of `tf.distribute` strategies that have no public name."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+_key_bases = itertools.count(1000, 1000)
+
+
+def worker_count(strategy: tf.distribute.ParameterServerStrategy) -> int:
+    """How many workers a coordinator leads."""
+    return strategy._num_workers
+
+
+def server_count(strategy: tf.distribute.Strategy) -> int:
+    """How many parameter servers hold the strategy's variables; 1 where there are none."""
+    return max(1, getattr(strategy.extended, "_num_ps", 1))
+
+
+def has_variable_partitioner(strategy: tf.distribute.Strategy) -> bool:
+    """Does the strategy cut variables into `ShardedVariable`s, which Keras 3 cannot train?"""
+    return getattr(strategy.extended, "_variable_partitioner", None) is not None
+
+
+def replicas_may_differ() -> bool:
+    """May the replicas of the current strategy take different branches of a condition that updates variables?
+
+    Where not, updates are a `merge_call`, in which the replicas' threads meet.
+    """
+    return tf.__internal__.distribute.strategy_supports_no_merge_call()
+
+
+def mirrored(devices: Sequence[str]) -> tf.distribute.MirroredStrategy:
+    """A strategy whose collectives have numbers of their own.
+
+    Those of every `MirroredStrategy` begin with the same ones, so that a second one with fewer or more replicas ends
+    the collectives of both for good ("is joining a group with size 2, but that group has size 3").
+    """
+    base = {"_collective_key_base": next(_key_bases)}
+    return type("MirroredStrategy", (tf.distribute.MirroredStrategy,), base)(devices)

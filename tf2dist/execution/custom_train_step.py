@@ -1,0 +1,130 @@
+"""The train step of a model that overrides `train_step` or `test_step`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf2dist.compat import custom_step_scaling
+from tf2dist.errors import TrainingError
+
+
+class CustomTrainStep:
+    """The model's own steps, for strategies whose replicas train in lockstep. A `TrainStep`.
+
+    Metrics stay in the model's variables, which Keras sums over the replicas when they are read. Logs that are no
+    metrics are those of the last step, the mean over the replicas, each by its slice's weight. So the metric sums here
+    are not sums: they are the loss and the logs of the last step, a list of f32.
+    """
+
+    def __init__(self, model: keras.Model):
+        self.model = model
+        self._log_names: list[str] = []
+        self._metric_results: dict[str, Callable] = {}  # for logs that are a metric's result, by whatever name
+
+    def build(self, method: str, batch) -> None:
+        """Makes all variables that a step makes.
+
+        Args:
+          method: the name of the step: "train_step" or "test_step".
+          batch: of `keras.KerasTensor`s.
+        """
+        any_size = batch
+        if self.model.distribute_strategy.num_replicas_in_sync > 1:
+            any_size = tf.nest.map_structure(lambda t: keras.KerasTensor(_of_any_size(t.shape), t.dtype), batch)
+        try:
+            self._metric_results |= custom_step_scaling.trace(self.model, getattr(self.model, method), any_size)
+        except (TypeError, ValueError) as error:
+            if any(a.shape != b.shape for a, b in zip(tf.nest.flatten(any_size), tf.nest.flatten(batch), strict=True)):
+                raise TrainingError(
+                    f"{method} of {type(self.model).__name__} does not take batches of any size, and each replica has "
+                    f"a part of a batch: use keras.ops.shape(x)[0] for x.shape[0], or strategy one ({error})"
+                ) from error
+            raise
+
+    def reset(self) -> None:
+        """Resets the model's metrics."""
+        self.model.reset_metrics()
+
+    def zero_sums(self) -> list[tf.Tensor]:
+        """See `TrainStep`."""
+        return [tf.zeros([])]
+
+    def update(self, batch, slice_weight=None) -> list[tf.Tensor]:
+        """Runs the model's `train_step`; returns the values of its logs."""
+        return self._run(self.model.train_step, batch, slice_weight)
+
+    def evaluate(self, batch, slice_weight=None) -> list[tf.Tensor]:
+        """Runs the model's `test_step`; returns the values of its logs."""
+        return self._run(self.model.test_step, batch, slice_weight)
+
+    def _run(self, step: Callable, batch, slice_weight) -> list[tf.Tensor]:
+        states = [v for metric in self.model.metrics for v in metric.variables]
+        before = [] if slice_weight is None else [tf.identity(v.value) for v in states]
+        with custom_step_scaling.on_slice(slice_weight):
+            logs = step(batch if slice_weight is None else tf.nest.map_structure(_as_of_any_size, batch))
+            if isinstance(logs, dict):
+                logs = {name: custom_step_scaling.as_mean(value) for name, value in _flatten(logs).items()}
+        if slice_weight is not None:  # a slice that stands in for an empty one counts not
+            for variable, value in zip(states, before, strict=True):
+                variable.assign(tf.where(slice_weight > 0, variable.value, value))
+        if not isinstance(logs, dict):
+            raise ValueError(f"{step.__name__} of {type(self.model).__name__} must return a dict, found {logs!r}")
+        self._log_names = list(logs)
+        values = [tf.cast(t, tf.float32) for t in (logs.get("loss", 0.0), *logs.values())]
+        if slice_weight is None:
+            return values
+        return [tf.where(slice_weight > 0, slice_weight * v, tf.zeros_like(v)) for v in values]
+
+    def is_last_value(self, name: str) -> bool:
+        """Is the log of this name, of the step that was traced last, the value of the last batch, and no metric's?"""
+        is_results = set(self._log_names) == set(self.model.get_metrics_result())
+        return not is_results and name not in self._metric_results
+
+    @property
+    def log_names(self) -> list[str]:
+        """Names of the logs of the step that was traced last, in the order of the sums behind the loss."""
+        return self._log_names
+
+    def repeat(self, step: Callable[[], list[tf.Tensor]], n) -> list[tf.Tensor]:
+        """Calls `step()` `n` i32[] times; returns the logs of the last call. In a graph."""
+        last = step()
+        for _ in tf.range(n - 1):
+            last = step()
+        return last
+
+    def add_sums(self, sums: Sequence, more: Sequence) -> list:
+        """The later logs."""
+        return list(more)
+
+    def logs(self, sums: Sequence[np.ndarray]) -> dict[str, Any]:
+        """The model's metrics if the step returns those, else its last logs."""
+        logs = self.model.get_metrics_result()
+        if set(self._log_names) != set(logs):
+            logs = dict(zip(self._log_names, sums[1:], strict=False))
+            logs |= {name: result() for name, result in self._metric_results.items() if name in logs}
+        values = {name: np.asarray(tf.convert_to_tensor(value)) for name, value in logs.items()}
+        return {name: float(value) if value.ndim == 0 else value for name, value in values.items()}
+
+
+def _of_any_size(shape) -> list[int | None]:
+    return [None, *shape[1:]] if len(shape) else []
+
+
+def _as_of_any_size(rows):
+    """A slice whose size the graph does not show, where batches are all of one: a step is not to count by it."""
+    if not isinstance(rows, tf.Tensor) or not rows.shape.rank or rows.shape[0] is None:
+        return rows
+    return tf.raw_ops.PlaceholderWithDefault(input=rows, shape=_of_any_size(rows.shape))
+
+
+def _flatten(logs: dict) -> dict:
+    """Logs without dictionaries inside, as Keras flattens them: one metric may have several results."""
+    flat = {}
+    for name, value in logs.items():
+        flat |= _flatten(value) if isinstance(value, dict) else {name: value}
+    return flat

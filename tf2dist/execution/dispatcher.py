@@ -1,0 +1,78 @@
+"""The interface between the loops and whoever runs steps for them: this process, or remote workers.
+
+An *execution* is one call of a `tf.function` that runs many steps, because what lies between two calls (Python, or
+a message to a worker) costs more than a small step does. The number of steps is an argument of the function, so
+one trace serves every length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from tf2dist.execution.predict_step import PredictStep
+from tf2dist.execution.train_step import TrainStep
+from tf2dist.input.data_adapter import DataAdapter, FiniteDataAdapter
+
+
+@dataclass(frozen=True)
+class ExecutionResult:
+    """What one execution of training steps returned.
+
+    Attributes:
+      steps: how many it made; 0 if its worker died, and they have to be made again.
+      sums: metric sums; None if the worker died after its last step and before they were fetched.
+      seconds: how long it took its worker.
+      dropped_gradients: those that came too late for a synchronous update; None where none can.
+    """
+
+    steps: int
+    sums: list[np.ndarray] | None
+    seconds: float
+    dropped_gradients: int | None = None
+
+
+class Dispatcher(Protocol):
+    """Runs executions, or schedules them on workers. It makes exactly as many updates as its caller asks for."""
+
+    max_in_flight: int
+    """Executions that may be scheduled before the first result is asked for."""
+
+    workers: int
+    """Executions that run at the same time; of those that are scheduled, the others wait."""
+
+    @property
+    def global_step(self) -> int:
+        """Updates that were applied, counted from the beginning of the data (`start` of `open_stream` included)."""
+        ...
+
+    def compile(self, step: TrainStep) -> Any:
+        """Makes an execution of training steps, for `schedule`."""
+        ...
+
+    def open_stream(self, data: DataAdapter, start: int) -> Any:
+        """Opens endless training batches from step `start` on, for `schedule`; sets `global_step` to `start`."""
+        ...
+
+    def schedule(self, execution: Any, stream: Any, steps: int) -> None:
+        """Runs `steps` steps, or schedules them if fewer than `max_in_flight` executions are under way."""
+        ...
+
+    def next_result(self) -> ExecutionResult:
+        """Waits for the oldest execution whose result was not fetched yet."""
+        ...
+
+    def evaluate(self, step: TrainStep, data: FiniteDataAdapter) -> Iterator[list[np.ndarray]]:
+        """Yields the metric sums of each execution of one pass over `data`."""
+        ...
+
+    def predict(self, step: PredictStep, data: FiniteDataAdapter) -> Iterator[Any]:
+        """Yields the outputs for each batch of one pass over `data`, in order: nested arrays f[b, ...]."""
+        ...
+
+    def cancel(self) -> None:
+        """Ends what is under way, after the last execution or an error."""
+        ...

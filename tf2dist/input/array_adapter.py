@@ -1,0 +1,211 @@
+"""Arrays in memory as data: `tf2dist.Examples`."""
+
+# TensorFlow ships no types.
+# pyright: strict, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportAttributeAccessIssue=false
+# pyright: reportOperatorIssue=false
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf2dist.input.batch_slicing import ReplicaSlices, slice_bounds
+from tf2dist.input.without_autotune import without_autotune
+
+DEFAULT_BATCH_SIZE = 32  # examples, as in Keras
+_ENDLESS = 1 << 62  # steps; Dataset.range wants an end
+
+
+class Examples:
+    """Arrays in memory, read in shuffled global batches. A `DataAdapter`.
+
+    The order of a pass is a keyed permutation of the indices (`tf.random.experimental.index_shuffle`), so the
+    batch of any step follows from (seed, step) alone: it can be made on any worker, in any order, and again after
+    a restart, and no shuffle buffer has to be filled first.
+
+    Args:
+      arrays: arrays with n rows each: a tuple `(x, y)` or `(x, y, sample_weight)`, or `x` alone. Several inputs or
+        outputs are a list, tuple or dictionary of arrays (a tuple inside of the tuple: by itself it is `(x, y)`).
+      batch_size: examples in a global batch; the last batch of a pass holds what is left.
+      shuffle: a new order for each pass; if false, the order of the arrays.
+      seed: int; determines the orders.
+      transform: TensorFlow function from a batch of rows to what the model sees. It runs where the batch is used, so
+        that arrays travel in the dtype they came in (pixels as u8, say).
+
+    Raises:
+      ValueError: no rows, different numbers of rows, or a batch size below 1.
+    """
+
+    element_per_replica = False
+
+    def __init__(
+        self,
+        arrays: Any,
+        batch_size: int,
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        transform: Callable[..., Any] | None = None,
+    ) -> None:
+        self.arrays: tuple[Any, ...] = tf.nest.map_structure(_as_array, _as_x_y_weight(arrays))
+        lengths = {len(a) for a in tf.nest.flatten(self.arrays)}
+        if len(lengths) != 1:
+            raise ValueError(f"arrays must have the same number of rows, found {sorted(lengths)}")
+        (self.rows,) = lengths
+        if not self.rows:
+            raise ValueError("the data is empty: the arrays have no rows")
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, found {batch_size}")
+        self.batch_size = batch_size
+        self.shuffle = shuffle
+        self.seed = seed
+        self.transform = transform
+        self.steps = math.ceil(self.rows / batch_size)
+        self._tensors: Any = None
+
+    @property
+    def announced_steps(self) -> int:
+        """See `DataAdapter`."""
+        return self.steps
+
+    def first(self, steps: int) -> Examples:
+        """The same arrays, of which a single pass reads the first `steps` batches only."""
+        few = self._copy(self.transform)
+        few.steps = min(steps, self.steps)
+        return few
+
+    def map(self, function: Callable[..., Any]) -> Examples:
+        """See `DataAdapter`."""
+        inner = self.transform
+        transform = function if inner is None else lambda *batch: function(*_as_tuple(inner(*batch)))
+        return self._copy(transform)
+
+    def _copy(self, transform: Callable[..., Any] | None) -> Examples:
+        copy = Examples(self.arrays, self.batch_size, shuffle=self.shuffle, seed=self.seed, transform=transform)
+        copy.steps = self.steps
+        return copy
+
+    def cache_key(self) -> Hashable:
+        """See `FiniteDataAdapter`."""
+        return "arrays", self.batch_size, self.rows, self.transform, str(self._array_specs())
+
+    def remote_tensors(self) -> Any:
+        """The arrays as tensors on this process's CPU."""
+        if self._tensors is None:
+            with tf.device("/cpu:0"):
+                self._tensors = tf.nest.map_structure(tf.convert_to_tensor, self.arrays)
+        return self._tensors
+
+    local_tensors = remote_tensors
+
+    def shared_tensors(self, choose_seed: Callable[[], int]) -> Any:
+        """See `DataAdapter`; the order has a seed."""
+        return self.local_tensors()
+
+    def _array_specs(self) -> Any:
+        return tf.nest.map_structure(lambda a: tf.TensorSpec(a.shape, _dtype(a)), self.arrays)
+
+    def element_spec(self) -> Any:
+        """See `DataAdapter`."""
+        few = tf.nest.map_structure(lambda a: tf.constant(a[:1]), self.arrays)
+        batch = self._gather_rows(few, tf.constant([0]))
+        return tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), batch)
+
+    def _gather_rows(self, tensors: Any, indices: tf.Tensor) -> Any:
+        batch = tf.nest.map_structure(lambda t: tf.gather(t, indices), tensors)
+        return self.transform(*batch) if self.transform else as_keras_passes(batch)
+
+    def _slice(self, tensors: Any, step: tf.Tensor, rank: int | tf.Tensor, total: int) -> Any:
+        """The `rank` i64[]-th of `total` slices of the batch of `step` i64[], with its weight if there are several."""
+        epoch, within = step // self.steps, step % self.steps
+        start = within * self.batch_size
+        size = tf.minimum(tf.cast(self.batch_size, tf.int64), self.rows - start)
+        low, high, weight = slice_bounds(size, rank, total)
+        indices = tf.range(start + low, start + high)
+        if self.shuffle:
+            key = tf.cast(tf.stack([tf.cast(self.seed, tf.int64), epoch]), tf.int32)
+            indices = tf.random.experimental.index_shuffle(indices, key, tf.cast(self.rows - 1, tf.int64))
+        rows = self._gather_rows(tensors, indices)
+        return rows if total == 1 else (rows, weight)
+
+    def training_batches(
+        self, tensors: Any, slices: ReplicaSlices, start: int, worker: Any = 0, workers: int = 1
+    ) -> tf.data.Dataset[Any]:
+        """See `DataAdapter`."""
+        numbers = tf.data.Dataset.range(_ENDLESS // workers)
+        first = tf.cast(start + worker, tf.int64)
+        return self._batches(tensors, numbers.map(lambda number: first + number * workers), slices)
+
+    def _batches(self, tensors: Any, steps: tf.data.Dataset[Any], slices: ReplicaSlices) -> tf.data.Dataset[Any]:
+        """The slices of the batches of these steps."""
+
+        def make(step: tf.Tensor) -> Any:
+            return slices.map(lambda rank: self._slice(tensors, step, rank, slices.total))
+
+        return _map_in_order(steps, make)
+
+    def training_slices(self, tensors: Any, total: int, start: int, worker: Any, workers: int) -> tf.data.Dataset[Any]:
+        """See `DataAdapter`."""
+        first = tf.cast(start * total + worker, tf.int64)
+        numbers = tf.data.Dataset.range(_ENDLESS // (workers * total)).map(lambda number: first + number * workers)
+
+        def make(number: tf.Tensor) -> Any:
+            made = self._slice(tensors, number // total, number % total, total)
+            return made if total > 1 else (made, 1.0)
+
+        return _map_in_order(numbers, make)
+
+    def single_pass(
+        self, tensors: Any, slices: ReplicaSlices, steps: Any = None, shard: Any = 0, shards: Any = 1
+    ) -> tf.data.Dataset[Any]:
+        """See `FiniteDataAdapter`; in the order of the arrays."""
+        unshuffled = Examples(self.arrays, self.batch_size, shuffle=False, transform=self.transform)
+        numbers = tf.data.Dataset.range(self.steps if steps is None else steps)
+        return unshuffled._batches(tensors, numbers.shard(shards, shard), slices)
+
+
+def _map_in_order(numbers: tf.data.Dataset[Any], make: Callable[[tf.Tensor], Any]) -> tf.data.Dataset[Any]:
+    """`make` of each number, computed by several threads and kept in order."""
+    made = numbers.map(make, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    return without_autotune(made).prefetch(tf.data.AUTOTUNE)
+
+
+def _as_x_y_weight(arrays: Any) -> tuple[Any, ...]:
+    """The arrays as `(x,)`, `(x, y)` or `(x, y, sample_weight)`, with tuples for lists, which tf.data would stack."""
+    batch = arrays if isinstance(arrays, tuple) else (arrays,)
+    missing = [n for n, part in enumerate(batch) if n and part is None]
+    batch = tuple(map(_with_tuples, batch[: missing[0]] if missing else batch))
+    if len(batch) == 3 and tf.nest.is_nested(batch[1]) and not tf.nest.is_nested(batch[2]):
+        return *batch[:2], tf.nest.map_structure(lambda _: batch[2], batch[1])  # of an example, for all outputs
+    return batch
+
+
+def _with_tuples(structure: Any) -> Any:
+    if isinstance(structure, dict):
+        return {name: _with_tuples(value) for name, value in structure.items()}
+    return tuple(map(_with_tuples, structure)) if isinstance(structure, (list, tuple)) else structure
+
+
+def as_keras_passes(batch: tuple[Any, ...]) -> Any:
+    """A batch as Keras passes it to `train_step`: `x` by itself comes in a tuple only if it is one."""
+    return batch[0] if len(batch) == 1 and not isinstance(batch[0], tuple) else batch
+
+
+def _as_array(value: Any) -> np.ndarray:
+    array = np.asarray(value)
+    if not array.ndim:
+        raise ValueError(f"arrays must have rows, found the single value {value!r}")
+    return array
+
+
+def _as_tuple(batch: Any) -> tuple[Any, ...]:
+    return batch if isinstance(batch, tuple) else (batch,)
+
+
+def _dtype(array: np.ndarray) -> tf.DType:
+    return tf.string if array.dtype.kind in "OSU" else tf.as_dtype(array.dtype)

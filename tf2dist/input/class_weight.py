@@ -1,0 +1,45 @@
+"""`class_weight` of `keras.Model.fit` as a function of batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import keras
+import tensorflow as tf
+
+
+@dataclass(frozen=True)
+class ClassWeight:
+    """Multiplies sample weights by a weight for each class: `(x, y, w)` to `(x, y, w * weights[class of y])`.
+
+    Attributes:
+      weights: of classes 0, 1, ...; a class beyond them has weight 1. The class of `y` is its value, or the index of
+        the largest where it is a row of several (one-hot).
+    """
+
+    weights: tuple[float, ...]
+
+    @classmethod
+    def of(cls, weights: Mapping[int, float]) -> ClassWeight:
+        """From a dictionary as `keras.Model.fit` takes it.
+
+        Raises:
+          ValueError: a key that is no class.
+        """
+        wrong = [key for key in weights if int(key) != key or key < 0]
+        if wrong or not weights:
+            raise ValueError(f"class_weight must map classes 0, 1, ... to weights, found {weights!r}")
+        return cls(tuple(float(weights.get(c, 1.0)) for c in range(int(max(weights)) + 1)))
+
+    def __call__(self, *batch):
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
+        if not hasattr(y, "shape"):
+            raise ValueError("class_weight is for models with one output, whose labels are one array of classes")
+        if y.shape.rank and y.shape.rank > 1 and y.shape[-1] != 1:
+            classes = tf.argmax(y, axis=-1)
+        else:
+            classes = tf.cast(tf.round(tf.reshape(y, [-1])) if y.dtype.is_floating else tf.reshape(y, [-1]), tf.int64)
+        table = tf.constant([*self.weights, 1.0])
+        of_class = tf.gather(table, tf.clip_by_value(classes, 0, len(self.weights)))
+        return x, y, of_class if weight is None else of_class * tf.cast(weight, of_class.dtype)

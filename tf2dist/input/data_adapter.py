@@ -1,0 +1,110 @@
+"""The interface between user data and those who run steps on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any, Protocol, Self
+
+import tensorflow as tf
+
+from tf2dist.input.batch_slicing import ReplicaSlices
+
+
+class DataAdapter(Protocol):
+    """User data as a stream of global batches; a *global batch* holds the examples of one update.
+
+    Each global batch is cut into one slice for each replica. A slice comes with its *weight*, the fraction of the
+    global batch that it holds, so that a last batch that does not divide evenly still counts every example once and
+    equally.
+
+    An adapter has two parts. `remote_tensors` is what has to travel to a remote worker, once (`local_tensors` is what
+    this process needs instead). The other methods are pure TensorFlow: they rebuild the stream from those tensors,
+    in whichever process it is read.
+    """
+
+    @property
+    def steps(self) -> int | None:
+        """Global batches of one pass over the data; None if it is endless, or only the user knows."""
+        ...
+
+    @property
+    def announced_steps(self) -> int | None:
+        """As `steps`, without counting the batches of data that does not say how many it has."""
+        ...
+
+    @property
+    def element_per_replica(self) -> bool:
+        """Is an element of the stream one replica's batch, instead of a tuple of all slices of a global batch?"""
+        ...
+
+    def element_spec(self) -> Any:
+        """Shapes and dtypes of a batch, as the model sees it."""
+        ...
+
+    def remote_tensors(self) -> Any:
+        """What has to travel to a remote worker: a nested structure of tensors on this process's CPU.
+
+        Raises:
+          ValueError: the data cannot be read by another process.
+        """
+        ...
+
+    def local_tensors(self) -> Any:
+        """What this process needs to rebuild the stream."""
+        ...
+
+    def shared_tensors(self, choose_seed: Callable[[], int]) -> Any:
+        """As `local_tensors`, in one of several processes that all read this stream, and must see the same.
+
+        Args:
+          choose_seed: returns the same number in all of them; called in all of them or in none.
+        """
+        ...
+
+    def training_batches(
+        self, tensors: Any, slices: ReplicaSlices, start: int, worker: Any = 0, workers: int = 1
+    ) -> tf.data.Dataset:
+        """Endless global batches from step `start` on.
+
+        Args:
+          tensors: as `remote_tensors` or `local_tensors` returned them.
+          slices: which replicas' slices an element holds.
+          worker, workers: of several asynchronous workers, this one takes every `workers`-th batch; i64[] or int.
+
+        Returns:
+          Elements are `batch` where one replica takes all of it; else a tuple of `(batch, weight f32[])`, one for each
+          replica of `slices`, or a single such pair if `element_per_replica`.
+        """
+        ...
+
+    def training_slices(self, tensors: Any, total: int, start: int, worker: Any, workers: int) -> tf.data.Dataset:
+        """Endless `(batch, weight f32[])` from step `start` on, `total` slices a global batch.
+
+        One of `workers` synchronous workers takes every `workers`-th slice.
+        """
+        ...
+
+    def map(self, function: Callable) -> Self:
+        """The same data, with `function` applied to each batch."""
+        ...
+
+
+class FiniteDataAdapter(DataAdapter, Protocol):
+    """Data that can be read once from beginning to end, for `evaluate` and `predict`."""
+
+    def cache_key(self) -> Hashable:
+        """Equal for adapters whose streams are the same functions of their tensors, so that traces can be shared."""
+        ...
+
+    def single_pass(
+        self, tensors: Any, slices: ReplicaSlices, steps: Any = None, shard: Any = 0, shards: Any = 1
+    ) -> tf.data.Dataset:
+        """Every example of the first `steps` global batches once, in order; all batches if `steps` is None.
+
+        Args:
+          shard, shards: of several shards, the batches of one; i64[] or int.
+
+        Returns:
+          Elements as in `training_batches`.
+        """
+        ...

@@ -1,0 +1,159 @@
+"""A `tf.data.Dataset` of global batches as data."""
+
+from __future__ import annotations
+
+import functools
+import secrets
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+from tf2dist.input.batch_slicing import ReplicaSlices, slice_bounds
+from tf2dist.input.dataset_seeds import DatasetGraph
+from tf2dist.input.without_autotune import without_autotune
+
+
+class DatasetAdapter:
+    """A `tf.data.Dataset` of global batches. A `DataAdapter`.
+
+    The dataset decides its order. Where several processes read it together, each reads all of it: a peer of a
+    multi-worker job keeps its slice of each batch, an asynchronous worker takes every n-th batch. So that all of them
+    see the same order, what is random in the dataset and has no seed gets one that they share, anew in each call.
+
+    Args:
+      steps: batches to use of each pass; None for all.
+    """
+
+    element_per_replica = False
+
+    def __init__(self, dataset: tf.data.Dataset, steps: int | None = None):
+        self.dataset = without_autotune(dataset)
+        self._steps = steps
+        self._counted = False
+        self._steps_of_a_pass: int | None = None
+
+    @property
+    def steps(self) -> int | None:
+        """See `DataAdapter`. A dataset of unknown length is read once to count its batches."""
+        if not self._counted:
+            self._steps_of_a_pass, self._counted = self._count_steps(), True
+        return self._steps_of_a_pass
+
+    @property
+    def announced_steps(self) -> int | None:
+        """See `DataAdapter`."""
+        return self.steps if self._steps is not None or int(self.dataset.cardinality()) >= 0 else None
+
+    def _count_steps(self) -> int | None:
+        found = int(self.dataset.cardinality())
+        if self._steps is not None:
+            return min(self._steps, found) if found >= 0 else self._steps
+        if found == tf.data.UNKNOWN_CARDINALITY:
+            found = int(self.dataset.reduce(np.int64(0), lambda count, *_: count + 1))
+        return None if found == tf.data.INFINITE_CARDINALITY else found
+
+    def map(self, function: Callable) -> DatasetAdapter:
+        """See `DataAdapter`."""
+        return DatasetAdapter(self.dataset.map(function, num_parallel_calls=tf.data.AUTOTUNE), self._steps)
+
+    def cache_key(self):
+        """See `FiniteDataAdapter`."""
+        return "dataset", str(self.dataset.element_spec)
+
+    def remote_tensors(self):
+        """The dataset's serialized graph, string[]; the worker that reads it rebuilds the dataset.
+
+        Variables that the dataset reads are copies on each worker, with the values that they have now.
+
+        Raises:
+          ValueError: the dataset calls Python functions, or cannot be serialized.
+        """
+        try:
+            graph = DatasetGraph(self.dataset)
+        except tf.errors.OpError as error:
+            raise ValueError(f"the dataset cannot be read by another process: {error.message}") from error
+        if graph.calls_python:
+            raise ValueError(
+                "the dataset calls Python (from_generator, numpy_function or py_function), which cannot run on a "
+                "remote worker; use TensorFlow operations, arrays or files"
+            )
+        return graph.seeded(secrets.randbits(31))
+
+    def shared_tensors(self, choose_seed: Callable[[], int]):
+        """See `DataAdapter`. Nothing where all that is random has a seed: then each process reads the dataset."""
+        if self._graph_without_seeds is None:
+            return self.local_tensors()
+        return self._graph_without_seeds.seeded(choose_seed())
+
+    @functools.cached_property
+    def _graph_without_seeds(self) -> DatasetGraph | None:
+        try:
+            graph = DatasetGraph(self.dataset)
+        except (tf.errors.OpError, ValueError):  # of more than 2 GB, say
+            return None
+        return graph if graph.lacks_seeds else None
+
+    def element_spec(self):
+        """See `DataAdapter`."""
+        return self.dataset.element_spec
+
+    def local_tensors(self):
+        """Nothing: this process reads the dataset itself."""
+
+    def _open(self, tensors):
+        if tensors is None:
+            return self.dataset
+        variant = tf.raw_ops.DatasetFromGraph(graph_def=tensors)
+        options = tf.data.Options()
+        options.deterministic = True  # or those who read it together would see different orders
+        return tf.data.experimental.from_variant(variant, self.dataset.element_spec).with_options(options)
+
+    def training_batches(
+        self, tensors, slices: ReplicaSlices, start: int, worker=0, workers: int = 1
+    ) -> tf.data.Dataset:
+        """See `DataAdapter`. The batches before `start` are read and dropped."""
+        dataset = self._endless(tensors, start)
+        dataset = dataset.shard(workers, worker) if workers > 1 else dataset
+        return _cut_batches(dataset, slices).prefetch(tf.data.AUTOTUNE)
+
+    def _endless(self, tensors, start: int) -> tf.data.Dataset:
+        dataset = self._open(tensors)
+        dataset = (dataset if self._steps is None else dataset.take(self._steps)).repeat()
+        return dataset.skip(start) if start else dataset
+
+    def training_slices(self, tensors, total: int, start: int, worker, workers: int) -> tf.data.Dataset:
+        """See `DataAdapter`."""
+        dataset = self._endless(tensors, start)
+
+        def cuts(batch):
+            return tf.data.Dataset.range(total).map(lambda rank: _slice(batch, rank, total))
+
+        return dataset.flat_map(of_element(dataset, cuts)).shard(workers, worker).prefetch(tf.data.AUTOTUNE)
+
+    def single_pass(self, tensors, slices: ReplicaSlices, steps=None, shard=0, shards=1) -> tf.data.Dataset:
+        """See `FiniteDataAdapter`."""
+        if steps is None:
+            steps = self.steps or 0
+        dataset = self._open(tensors).take(steps)
+        return _cut_batches(dataset.shard(shards, shard), slices)
+
+
+def _slice(batch, rank, total: int):
+    low, high, weight = slice_bounds(tf.shape(tf.nest.flatten(batch)[0], tf.int64)[0], rank, total)
+    return tf.nest.map_structure(lambda t: t[low:high], batch), weight
+
+
+def _cut_batches(dataset: tf.data.Dataset, slices: ReplicaSlices) -> tf.data.Dataset:
+    if slices.single:
+        return dataset
+    return dataset.map(
+        of_element(dataset, lambda batch: slices.map(lambda rank: _slice(batch, rank, slices.total))),
+        num_parallel_calls=tf.data.AUTOTUNE,
+    )
+
+
+def of_element(dataset: tf.data.Dataset, function: Callable) -> Callable:
+    """`function` of an element of the dataset, for `Dataset.map`, which makes several arguments of a tuple."""
+    unpacked = type(dataset.element_spec) is tuple
+    return (lambda *batch: function(batch)) if unpacked else function

@@ -1,0 +1,122 @@
+"""The graph of a `tf.data.Dataset`, with a seed for whatever is random in it and has none.
+
+Several processes that read one dataset together must see the same order. TensorFlow draws a seed for each process
+where none is given, as in `dataset.shuffle(1000)`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+_IGNORE_STATE = 1  # of tf.data.experimental.ExternalStatePolicy: what has a state travels as it is now
+# Datasets whose seeds are tensors, and the places of these among their inputs.
+_SEED_INPUTS = {
+    "ShuffleDataset": (2, 3),
+    "ShuffleDatasetV3": (2, 3),
+    "ShuffleAndRepeatDataset": (2, 3),
+    "ShuffleAndRepeatDatasetV2": (2, 3),
+    "RandomDataset": (0, 1),
+    "RandomDatasetV2": (0, 1),
+    "SamplingDataset": (2, 3),
+}
+_GENERATOR_INPUT = {"ShuffleDatasetV3": 4, "ShuffleAndRepeatDatasetV2": 5, "RandomDatasetV2": 2}
+_PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
+
+
+class DatasetGraph:
+    """A dataset's graph, which another process can make the dataset of."""
+
+    def __init__(self, dataset: tf.data.Dataset):
+        variant = tf.data.experimental.to_variant(dataset)
+        serialized = tf.raw_ops.DatasetToGraphV2(
+            input_dataset=variant, external_state_policy=_IGNORE_STATE, strip_device_assignment=True
+        )
+        self._graph = tf.compat.v1.GraphDef.FromString(serialized.numpy())
+
+    @property
+    def calls_python(self) -> bool:
+        """Does it call functions that only this process has?"""
+        return any(node.op in _PYTHON for _, nodes in self._bodies() for node in nodes)
+
+    @property
+    def lacks_seeds(self) -> bool:
+        """Would two processes that read it see different things?"""
+        return any(True for _ in self._unseeded(self._graph))
+
+    def seeded(self, seed: int) -> tf.Tensor:
+        """The graph as string[], with seeds that follow from this one where there are none."""
+        graph = tf.compat.v1.GraphDef()
+        graph.CopyFrom(self._graph)
+        numbers = random.Random(seed)
+        for body, node in list(self._unseeded(graph)):
+            seeds = [numbers.randrange(1, 1 << 31) for _ in range(2)]
+            if node.op not in _SEED_INPUTS:
+                node.attr["seed"].i, node.attr["seed2"].i = seeds
+                continue
+            for place, value in zip(_SEED_INPUTS[node.op], seeds, strict=True):
+                node.input[place] = _add_constant(body, value)
+            if node.op in _GENERATOR_INPUT:
+                # In the process that has made the dataset, the old one would be found, with the seeds that it drew.
+                _, node.input[_GENERATOR_INPUT[node.op]] = _add_node(body, "DummySeedGenerator", "handle")
+        _rename_functions(graph, f"_seeded_{seed}")  # functions of one name must be the same in a process
+        return tf.constant(graph.SerializeToString())
+
+    def _bodies(self, graph=None) -> Iterator[tuple[Any, Any]]:
+        """The graph, and each function that it calls, with its nodes."""
+        graph = graph or self._graph
+        yield graph, graph.node
+        for function in graph.library.function:
+            yield function, function.node_def
+
+    def _unseeded(self, graph) -> Iterator[tuple[Any, Any]]:
+        """Nodes that draw a seed of their own, with the graph or function that they are in."""
+        for body, nodes in self._bodies(graph):
+            known = {node.name: node for node in nodes}
+            for node in nodes:
+                if node.op in _SEED_INPUTS:
+                    inputs = [known.get(node.input[place].partition(":")[0]) for place in _SEED_INPUTS[node.op]]
+                    if all(i is not None and i.op == "Const" and not _value(i) for i in inputs):
+                        yield body, node
+                elif "seed" in node.attr and "seed2" in node.attr and not (node.attr["seed"].i or node.attr["seed2"].i):
+                    yield body, node
+
+
+def _value(constant) -> int:
+    return int(tf.make_ndarray(constant.attr["value"].tensor))
+
+
+def _add_constant(body, value: int) -> str:
+    """Adds an i64[] to a graph or function; returns its name as an input."""
+    constant, name = _add_node(body, "Const", "output")
+    constant.attr["dtype"].type = tf.int64.as_datatype_enum
+    constant.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, tf.int64))
+    return name
+
+
+def _add_node(body, op: str, output: str) -> tuple[Any, str]:
+    """Adds a node to a graph or function; returns it, and the name of its output as an input."""
+    is_graph = isinstance(body, tf.compat.v1.GraphDef)
+    nodes = body.node if is_graph else body.node_def
+    node = nodes.add(name=f"seed_{len(nodes)}", op=op)
+    return node, node.name if is_graph else f"{node.name}:{output}:0"
+
+
+def _rename_functions(graph, suffix: str) -> None:
+    names = {function.signature.name for function in graph.library.function}
+
+    def rename(nodes) -> None:
+        for node in nodes:
+            node.op += suffix if node.op in names else ""
+            for attribute in node.attr.values():
+                called = [attribute.func] if attribute.HasField("func") else list(attribute.list.func)
+                for function in called:
+                    function.name += suffix if function.name in names else ""
+
+    rename(graph.node)
+    for function in graph.library.function:
+        function.signature.name += suffix
+        rename(function.node_def)

@@ -1,0 +1,113 @@
+"""Chooses the adapter for what a user gives as data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf2dist.input.array_adapter import DEFAULT_BATCH_SIZE, Examples
+from tf2dist.input.class_weight import ClassWeight
+from tf2dist.input.data_adapter import FiniteDataAdapter
+from tf2dist.input.dataset_adapter import DatasetAdapter
+from tf2dist.input.input_function_adapter import InputFunctionAdapter
+
+_ADAPTERS = (Examples, DatasetAdapter, InputFunctionAdapter)
+
+
+def make_data_adapter(
+    data: Any,
+    *,
+    batch_size: int | None = None,
+    shuffle=False,
+    seed: int = 0,
+    steps: int | None = None,
+    class_weight: Mapping[int, float] | None = None,
+) -> Examples | DatasetAdapter | InputFunctionAdapter:
+    """Adapts anything that `fit` takes as training data.
+
+    Args:
+      data: arrays, a Dataset of global batches, a function of an InputContext, or an adapter.
+      batch_size, shuffle, seed: for arrays.
+      steps: batches of a Dataset to use in each pass; of arrays without a batch size, the batches that a pass is cut
+        into, as in Keras (without either a batch holds 32 examples).
+      class_weight: weight of each class's examples.
+
+    Raises:
+      ValueError: for data of an unknown kind, and for a `batch_size` that is missing or contradicts the data's own.
+    """
+    if isinstance(data, _ADAPTERS):
+        adapter = data
+    elif _is_arrays(data):
+        adapter = _adapt_arrays(data, batch_size, shuffle, seed, steps)
+    elif batch_size is not None and (isinstance(data, tf.data.Dataset) or callable(data)):
+        raise ValueError("batch_size is for arrays; a Dataset is batched already, by the global batch")
+    elif isinstance(data, tf.data.Dataset):
+        adapter = DatasetAdapter(data, steps)
+    elif callable(data):
+        adapter = InputFunctionAdapter(data)
+    else:
+        raise ValueError(
+            "data must be a tf.data.Dataset, a tuple of arrays (x, y), tf2dist.Examples or a function of a "
+            f"tf.distribute.InputContext that returns a Dataset, found {type(data).__name__}; a generator becomes a "
+            "Dataset by tf.data.Dataset.from_generator"
+        )
+    return adapter if class_weight is None else adapter.map(ClassWeight.of(class_weight))
+
+
+def _adapt_arrays(data: Any, batch_size: int | None, shuffle: bool, seed: int, steps: int | None) -> Examples:
+    """Arrays as Keras takes them: numbers of another float type become Keras's, and `steps` may say the batch size."""
+    if isinstance(data, tuple) and not 1 <= len(data) <= 3:
+        raise ValueError(f"arrays come as (x,), (x, y) or (x, y, sample_weight), found {len(data)} of them")
+    arrays = tf.nest.map_structure(_as_keras_takes, data)
+    if batch_size is None:
+        rows = len(next(a for a in tf.nest.flatten(arrays) if a is not None))
+        batch_size = max(1, math.ceil(rows / steps)) if steps else DEFAULT_BATCH_SIZE
+    return Examples(arrays, batch_size, shuffle=shuffle, seed=seed)
+
+
+def _as_keras_takes(value: Any) -> Any:
+    if value is None:
+        return None
+    array = np.asarray(value)
+    if array.ndim == 1 and hasattr(value, "iloc"):  # a pandas.Series is a column
+        array = array[:, np.newaxis]
+    is_float = np.issubdtype(array.dtype, np.floating) or array.dtype.name == "bfloat16"
+    return array.astype(keras.config.floatx(), copy=False) if is_float else array
+
+
+def make_finite_adapter(data: Any, *, batch_size: int | None = None, steps: int | None = None) -> FiniteDataAdapter:
+    """Adapts anything that `evaluate` and `predict` take, to be read once from beginning to end.
+
+    A function is called once, as for a job of one process; its Dataset is then cut like any other, so that every
+    example is used once.
+
+    Raises:
+      ValueError: as `make_data_adapter`.
+    """
+    if batch_size is None and _is_function(data):
+        data = data(tf.distribute.InputContext())
+        if not isinstance(data, tf.data.Dataset):
+            raise ValueError(f"the data function must return a tf.data.Dataset, found {type(data).__name__}")
+    adapter = make_data_adapter(data, batch_size=batch_size, steps=steps)
+    if isinstance(adapter, InputFunctionAdapter):
+        raise ValueError("a data function must be given as it is, and return a tf.data.Dataset")
+    return adapter.first(steps) if steps and isinstance(adapter, Examples) else adapter
+
+
+def takes_batch_size(data: Any) -> bool:
+    """Are these arrays, which are not batched yet?"""
+    return not isinstance(data, (tf.data.Dataset, *_ADAPTERS)) and not callable(data)
+
+
+def _is_function(data: Any) -> bool:
+    return callable(data) and not isinstance(data, (tf.data.Dataset, *_ADAPTERS))
+
+
+def _is_arrays(data: Any) -> bool:
+    leaves = [leaf for leaf in tf.nest.flatten(data) if leaf is not None]
+    return bool(leaves) and all(isinstance(a, (np.ndarray, tf.Tensor)) or hasattr(a, "__array__") for a in leaves)

@@ -1,0 +1,143 @@
+"""Submits a job to Slurm, or prints its batch script; each task finds its place from what srun tells it."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from tf2dist.errors import UsageError
+from tf2dist.launch import cluster_layout
+from tf2dist.launch.backend import Backend
+from tf2dist.launch.cluster_layout import LOCALHOST, Layout
+from tf2dist.launch.user_program import python_arguments
+from tf2dist.system import environment_variables
+
+_WAIT = 60  # seconds that tasks may run on when the first has ended
+_COUNTS = ("nodes", "cpus_per_task", "gpus_per_task")
+
+
+class SlurmBackend:
+    """`python -m launch slurm`."""
+
+    summary = "Submits a job to Slurm, or prints its batch script; each task finds its place from what srun tells it."
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declares the options of `python -m launch slurm`."""
+        cluster_layout.add_arguments(parser)
+        group = parser.add_argument_group("Slurm")
+        group.add_argument("--nodes", type=int, metavar="N", help="to spread the tasks over (default: Slurm chooses)")
+        group.add_argument("--cpus_per_task", type=int, metavar="N")
+        group.add_argument("--gpus_per_task", type=int, metavar="N")
+        group.add_argument("--partition", metavar="NAME")
+        group.add_argument("--account", metavar="NAME")
+        group.add_argument("--time", metavar="LIMIT", help="as 2:00:00")
+        group.add_argument("--output", metavar="FILE", help="what the tasks print (default: slurm-JOB.out)")
+        group.add_argument("--wait", action="store_true", help="until the job has ended, and end with its status")
+        group.add_argument("--python", default=sys.executable, metavar="PATH", help="of every node (default: this one)")
+        group.add_argument("--sbatch", action="append", default=[], metavar="OPTION", help="any other option of sbatch")
+
+    def start(self, options: argparse.Namespace, program: Sequence[str]) -> int:
+        """Submits the job that the command line asks for; returns the exit status of sbatch, 0 when it was printed.
+
+        Raises:
+          UsageError: the options are wrong, or there is no Slurm.
+        """
+        text = script(options, program)
+        if options.dry_run:
+            print(text, end="")
+            return 0
+        if not shutil.which("sbatch"):
+            raise UsageError("there is no sbatch on this machine; --dry_run prints the script, for one that has Slurm")
+        command = ["sbatch", *(["--wait"] if options.wait else [])]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as sbatch:
+            assert sbatch.stdin is not None
+            assert sbatch.stdout is not None
+            with contextlib.suppress(BrokenPipeError):  # it did not want it, and says why
+                sbatch.stdin.write(text)
+                sbatch.stdin.close()
+            said = sbatch.stdout.readline()
+            print(said, end="", flush=True)
+            job = said.split()[-1] if said.strip() else ""
+            try:
+                status = sbatch.wait()
+            except KeyboardInterrupt:
+                print(f"launch: job {job} goes on; `scancel {job}` ends it", file=sys.stderr)
+                return 130
+        return _report_end(job, status) if options.wait and job else status
+
+
+BACKEND: Backend = SlurmBackend()
+
+
+def _report_end(job: str, status: int) -> int:
+    """Says how a job of Slurm has failed, if it has; sbatch may end with 0 when a node was lost."""
+    show = ["scontrol", "show", "job", "--oneliner", job]
+    told = ""
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        told = subprocess.run(show, capture_output=True, text=True, check=False, timeout=30).stdout
+    found = dict(word.split("=", 1) for word in told.split() if "=" in word)
+    state, reason = found.get("JobState", "an error"), found.get("Reason", "None")
+    # A job completes for as long as a node of it is gone; was that why it ended?
+    if status == 0 and (state in ("COMPLETED", "an error") or (state == "COMPLETING" and reason == "None")):
+        return 0
+    state += f" ({reason})" * (reason != "None")
+    where = f"; what it has printed is in {found['StdOut']}" if "StdOut" in found else ""
+    print(f"launch: job {job} ended with {state}{where}", file=sys.stderr)
+    return status or 1
+
+
+def script(options: argparse.Namespace, program: Sequence[str]) -> str:
+    """The batch script.
+
+    Raises:
+      UsageError: the options are wrong.
+    """
+    layout = cluster_layout.from_options(options)
+    if options.cluster is not None:
+        raise UsageError(f"--cluster={options.cluster} says hosts, which Slurm chooses; use --ps and --workers")
+    for name in _COUNTS:
+        if getattr(options, name) is not None and getattr(options, name) < 1:
+            raise UsageError(f"--{name}={getattr(options, name)} must be 1 or more")
+    argv = shlex.join([options.python, *python_arguments(program)])
+    # Tasks end together, and one whose node is gone is not waited for; an evaluator has a checkpoint to go.
+    wait = "" if layout.count("evaluator") else f" --wait={_WAIT}"
+    lines = [f"--job-name={os.path.basename(program[0]).removesuffix('.py')}", f"--ntasks={len(layout.placed)}"]
+    hosts = [host for host in layout.hosts if host != LOCALHOST]
+    nodes = options.nodes or len(hosts)
+    lines += [f"--nodes={nodes}"] if nodes else []
+    lines += [f"--nodelist={','.join(hosts)}"] if hosts else []
+    lines += [
+        f"--{name.replace('_', '-')}={getattr(options, name)}"
+        for name in ("cpus_per_task", "gpus_per_task", "partition", "account", "time", "output")
+        if getattr(options, name) is not None
+    ]
+    lines += options.sbatch
+    if broken := [line for line in lines if "\n" in line]:
+        raise UsageError(f"{broken[0]!r} has more than one line")
+    env = {environment_variables.SLURM_TASKS: _tasks(layout), **cluster_layout.task_environment(options)}
+    env |= {environment_variables.SLURM_PORT: str(options.port)} if options.port is not None else {}
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            *(f"#SBATCH {line}" for line in lines),
+            f"cd {shlex.quote(os.getcwd())} || exit 1",
+            "unset TF_CONFIG CLUSTER_SPEC  # of where this was submitted",
+            *(f"export {name}={shlex.quote(value)}" for name, value in env.items()),
+            "export PYTHONUNBUFFERED=1",
+            "# One task that fails ends the others; nobody waits for it.",
+            f"exec srun --kill-on-bad-exit=1{wait} --distribution=block --label {argv}",
+            "",
+        ]
+    )
+
+
+def _tasks(layout: Layout) -> str:
+    """The tasks in the order of their numbers, as `tf2dist.cluster.environments.slurm` reads them."""
+    jobs = dict.fromkeys(task.job for task in layout.tasks)
+    return ",".join(f"{job}:{layout.count(job)}" for job in jobs)

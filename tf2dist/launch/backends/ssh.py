@@ -1,0 +1,257 @@
+"""Runs every task on its host, over the system's ssh with the user's own configuration and keys."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tf2dist.cluster import rendezvous
+from tf2dist.cluster.spec import Cluster
+from tf2dist.errors import UsageError
+from tf2dist.launch import cluster_layout, supervisor
+from tf2dist.launch.backend import Backend
+from tf2dist.launch.backends import ssh_connection
+from tf2dist.launch.cluster_layout import LOCALHOST, Layout, PlacedTask
+from tf2dist.launch.process import Process
+from tf2dist.launch.settings import Settings
+from tf2dist.launch.supervisor import supervise
+from tf2dist.launch.user_program import is_script
+from tf2dist.system import linux
+from tf2dist.system.environment_variables import LAUNCHED_AT
+
+# Variables that concern a job are forwarded when they begin so; others are named with --env.
+_FORWARDED = ("TF_", "TF2DIST_", "TFDS_", "KERAS_", "XLA_", "GRPC_", "NCCL_", "CUDA_", "OMP_", "PYTHON")
+# sshd drops connections when more than ten of them have not yet proved who they are (MaxStartups in sshd_config).
+_CONNECTIONS_AT_ONCE, _CONNECTION_INTERVAL = 8, 1.0  # connections to a host, and seconds until the next ones
+_NOT_FORWARDED = ("TF_CONFIG", "PYTHONHOME", "PYTHONSTARTUP")
+
+
+class SshBackend:
+    """`python -m launch ssh`."""
+
+    summary = "Runs every task on its host, over the system's ssh with the user's own configuration and keys."
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declares the options."""
+        cluster_layout.add_arguments(parser)
+        supervisor.add_arguments(parser)
+        group = parser.add_argument_group("the hosts")
+        group.add_argument("--ssh", default="ssh", metavar="COMMAND", help="as 'ssh -p 2200' (default: ssh)")
+        group.add_argument(
+            "--connect_timeout", type=float, default=10.0, metavar="S", help="for a host to answer (default: 10)"
+        )
+        group.add_argument("--python", default=sys.executable, metavar="PATH", help="of every host (default: this one)")
+        group.add_argument("--directory", metavar="DIR", help="to run in on every host (default: this one)")
+        group.add_argument(
+            "--env",
+            action="append",
+            default=[],
+            metavar="NAME[=VALUE]",
+            help=f"handed on to every task, besides {', '.join(f'{name}*' for name in _FORWARDED)}",
+        )
+
+    def start(self, options: argparse.Namespace, program: Sequence[str]) -> int:
+        """Runs the job to its end; returns its exit status.
+
+        Raises:
+          UsageError: the options are wrong, or a host cannot run its tasks: then nothing was started on any.
+        """
+        settings = supervisor.settings_of(options)
+        Settings(**settings)
+        layout = cluster_layout.from_options(options)
+        if options.hosts is None and options.hostfile is None and options.cluster is None:
+            raise UsageError("there are no hosts; name them with --hosts=A,B, --hostfile=FILE or --cluster=FILE")
+        if not 0 < options.connect_timeout < float("inf"):
+            raise UsageError(f"--connect_timeout={options.connect_timeout:g} must be a number of seconds above 0")
+        try:
+            ssh = shlex.split(options.ssh)
+        except ValueError as error:
+            raise UsageError(f"--ssh={options.ssh} cannot be read: {str(error).lower()}") from None
+        cluster = layout.cluster(options.port, address=_addresses(ssh, layout.hosts).__getitem__)
+        env = _forwarded_environment(options.env) | cluster_layout.task_environment(options)
+        directory = os.path.abspath(options.directory or "")
+        orders = [
+            _order(options, ssh, place, number, cluster, env, directory, program)
+            for place, number in zip(layout.placed, _occurrences([place.host for place in layout.placed]), strict=True)
+        ]
+        if options.dry_run:
+            for order, place in zip(orders, layout.placed, strict=True):
+                argv = (options.python, *([] if is_script(program[0]) else ["-m"]), *program)
+                command = cluster_layout.as_shell_command(directory, order["agent"]["env"], argv)
+                print(f"[{place.task}] {place.host}: {command}")
+            return 0
+        _check_hosts(options, ssh, layout, cluster, directory, program)
+        processes = [
+            Process(
+                str(place.task),
+                ("-m", "tf2dist.launch.backends.ssh_connection"),
+                {ssh_connection.ORDER: json.dumps(order)},
+                serves=layout.serves(place.task),
+                coordinator=str(coordinator) if (coordinator := layout.coordinator_of(place.task)) else None,
+                lost_status=ssh_connection.LOST,
+            )
+            for order, place in zip(orders, layout.placed, strict=True)
+        ]
+        status = supervise(processes, preload=("tf2dist.launch.backends.ssh_remote_agent",), **settings).status
+        return 1 if status == ssh_connection.LOST else status
+
+
+BACKEND: Backend = SshBackend()
+
+
+def _occurrences(hosts: Sequence[str]) -> list[int]:
+    """For each host in the list, how many times it comes before."""
+    return [hosts[:place].count(host) for place, host in enumerate(hosts)]
+
+
+def _order(
+    options: argparse.Namespace,
+    ssh: Sequence[str],
+    place: PlacedTask,
+    number: int,
+    cluster: Cluster,
+    env: Mapping[str, str],
+    directory: str,
+    program: Sequence[str],
+) -> dict[str, Any]:
+    """Returns what `ssh_connection` is to do for the `number`-th task of a host, and the order for the remote agent."""
+    began = os.environ.get(LAUNCHED_AT) or f"{linux.began():.2f}"
+    task_env = {**env, LAUNCHED_AT: began, "TF_CONFIG": cluster.at(place.task).to_tf_config()}
+    return {
+        "host": place.host,
+        "delay": _CONNECTION_INTERVAL * (number // _CONNECTIONS_AT_ONCE),
+        "command": ssh_connection.command(ssh, place.host, options.python, options.connect_timeout),
+        "agent": {
+            "directory": directory,
+            "program": list(program),
+            "port": None if place.task.job == "evaluator" else cluster.port(place.task),
+            "env": {"PYTHONUNBUFFERED": "1", **task_env},
+            "grace": max(0.5, options.grace - 2.0),  # the far end kills before the near end cuts the connection
+        },
+    }
+
+
+def _forwarded_environment(named: Sequence[str], environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    env = {name: value for name, value in environ.items() if name.startswith(_FORWARDED) and name not in _NOT_FORWARDED}
+    for text in named:
+        name, equals, value = text.partition("=")
+        if not name or name == "TF_CONFIG":
+            raise UsageError(f"--env={text} names no variable that can be handed on; it is NAME or NAME=VALUE")
+        if not equals and name not in environ:
+            raise UsageError(f"--env={text}: there is no such variable here; a value is given with {text}=VALUE")
+        env[name] = value if equals else environ[name]
+    return env
+
+
+def _addresses(ssh: Sequence[str], hosts: Sequence[str]) -> dict[str, str]:
+    """What the other hosts call each host: its HostName in the user's ssh configuration.
+
+    Raises:
+      UsageError: there is no ssh, or a host would look for another one on itself.
+    """
+    found: dict[str, str] = {}
+    for host in hosts:
+        try:
+            done = subprocess.run(
+                [*ssh, "-G", ssh_connection.bare(host)], capture_output=True, text=True, check=False, timeout=30
+            )
+        except (OSError, IndexError, subprocess.TimeoutExpired) as error:
+            raise UsageError(f"--ssh={shlex.join(ssh)} cannot be run: {error}") from None
+        if done.returncode:
+            raise UsageError(f"--ssh={shlex.join(ssh)} is refused: {_last_line(done.stderr)}")
+        names = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("hostname ")]
+        name = names[0] if names else ssh_connection.bare(host).rpartition("@")[2]
+        found[host] = f"[{name}]" if ":" in name else name
+    here = [host for host, name in found.items() if _is_loopback(name)]
+    if here and len(hosts) > 1:
+        raise UsageError(f"{here[0]} is another machine on each host; name this one as the others know it")
+    return found
+
+
+def _is_loopback(name: str) -> bool:
+    try:
+        return ipaddress.ip_address(name.strip("[]")).is_loopback
+    except ValueError:
+        return name == LOCALHOST
+
+
+def _check_hosts(
+    options: argparse.Namespace,
+    ssh: Sequence[str],
+    layout: Layout,
+    cluster: Cluster,
+    directory: str,
+    program: Sequence[str],
+) -> None:
+    """Asks every host at once whether it could run its tasks.
+
+    Raises:
+      UsageError: names every one that could not, and why.
+    """
+    mark = uuid.uuid4().hex
+    asked: list[tuple[str, str]] = []
+    for host in layout.hosts:
+        ports = {str(p.task): cluster.port(p.task) for p in layout.cluster_members if p.host == host}
+        order = {"check": mark, "directory": directory, "program": list(program), "ports": ports}
+        asked.append((host, json.dumps(order) + "\n"))
+    # Beyond its own limits, for ssh to connect and for a slow host to start Python.
+    connect_timeout: float = options.connect_timeout
+    deadline = time.monotonic() + connect_timeout + max(20.0, connect_timeout)
+    running: list[tuple[str, str, subprocess.Popen[str]]] = []
+    problems: dict[str, str] = {}
+    try:
+        for host, order in asked:
+            pipe = subprocess.PIPE
+            ask = ssh_connection.command(ssh, host, options.python, connect_timeout)
+            asking = subprocess.Popen(
+                ask, stdin=pipe, stdout=pipe, stderr=pipe, text=True, errors="replace", start_new_session=True
+            )
+            running.append((host, order, asking))
+        for host, order, asking in running:
+            if why := _problem_of(asking, order, mark, deadline):
+                problems[host] = why
+    finally:
+        for _, _, asking in running:
+            if asking.poll() is None:
+                os.killpg(asking.pid, signal.SIGKILL)  # also a command that ssh was told to connect through
+            asking.wait()
+    if problems:
+        raise UsageError("; ".join(f"{host}: {why}" for host, why in problems.items()) + "; nothing was started")
+
+
+def _problem_of(asking: subprocess.Popen[str], order: str, mark: str, deadline: float) -> str:
+    """What keeps a host from running its tasks, empty if nothing does."""
+    try:
+        out, err = asking.communicate(order, timeout=max(0.1, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        return "it did not answer in time"
+    lines = [line.removeprefix(mark) for line in out.splitlines() if line.startswith(mark)]
+    if not lines:
+        if asking.returncode == 255:
+            return _last_line(err) or "ssh cannot connect"
+        if "No module named 'tf2dist" in err:
+            return "tf2dist is not installed for the Python there; name another one with --python"
+        return f"{_last_line(err) or _last_line(out) or 'it says nothing'} (name the Python of the hosts with --python)"
+    found = json.loads(lines[-1])
+    if found["problem"]:
+        return found["problem"]
+    ours = rendezvous.versions()
+    for package, version in ours.items():
+        if found["versions"].get(package) != version:
+            return f"it has {package} {found['versions'].get(package)}, and this host has {version}"
+    return ""
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""

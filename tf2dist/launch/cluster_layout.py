@@ -1,0 +1,203 @@
+"""Decides which tasks a job has, on which hosts and ports, from the options that all backends share."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tf2dist.cluster.loss_policy import OnLoss, on_loss
+from tf2dist.cluster.spec import Cluster, ClusterError, Task
+from tf2dist.errors import UsageError
+from tf2dist.launch import hostfile
+from tf2dist.system import environment_variables
+
+LOCALHOST = "localhost"
+DEFAULT_PORT = 2222  # of the first task on a host, as in TensorFlow's own examples
+
+
+@dataclass(frozen=True)
+class PlacedTask:
+    """A task, the host that it runs on, and its port; None where the backend chooses one."""
+
+    task: Task
+    host: str
+    port: int | None = None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The tasks of a job in the order in which they are started, each on its host."""
+
+    placed: tuple[PlacedTask, ...]
+
+    @property
+    def tasks(self) -> list[Task]:
+        """The tasks in the order in which they are started."""
+        return [place.task for place in self.placed]
+
+    @property
+    def hosts(self) -> list[str]:
+        """The hosts, each once, in the order of their first tasks."""
+        return list(dict.fromkeys(place.host for place in self.placed))
+
+    @property
+    def cluster_members(self) -> list[PlacedTask]:
+        """The tasks that TensorFlow connects to each other: all but the evaluator."""
+        return [place for place in self.placed if place.task.job != "evaluator"]
+
+    def count(self, job: str) -> int:
+        """How many tasks a job has."""
+        return sum(task.job == job for task in self.tasks)
+
+    def serves(self, task: Task) -> bool:
+        """Does the task serve a coordinator? With parameter servers all but the first do; without, all are peers."""
+        return self.count("ps") > 0 and task.job != "evaluator" and task != self.tasks[0]
+
+    def coordinator_of(self, task: Task) -> Task | None:
+        """The task that goes on without this one when it is lost; None if its loss ends the job."""
+        leader, has_servers = self.tasks[0], self.count("ps") > 0
+        return leader if on_loss(task, leader=leader, has_servers=has_servers) is OnLoss.REPLACE else None
+
+    def cluster(self, port: int | None = None, address: Callable[[str], str] = str) -> Cluster:
+        """The cluster, seen from its first task.
+
+        Args:
+          port: of the first task on each host, where the layout has none; the next one there has the next port.
+          address: what the other hosts call a host.
+
+        Raises:
+          UsageError: two tasks have the same address, or a port is out of range.
+        """
+        jobs: dict[str, tuple[str, ...]] = {}
+        used: dict[str, int] = {}
+        for place in self.cluster_members:
+            at = address(place.host)
+            number = place.port
+            if number is None:
+                number, used[at] = (port or DEFAULT_PORT) + used.get(at, 0), used.get(at, 0) + 1
+            jobs[place.task.job] = (*jobs.get(place.task.job, ()), f"{at}:{number}")
+        try:
+            return Cluster(jobs, self.cluster_members[0].task)
+        except ClusterError as error:
+            raise UsageError(str(error)) from None
+
+
+def place_tasks(
+    ps: int | None = None,
+    workers: int | None = None,
+    chief: bool | None = None,
+    evaluator: bool = False,
+    hosts: Sequence[tuple[str, int]] = (),
+) -> Layout:
+    """Places so many tasks on hosts.
+
+    Workers take the slots of the hosts in order. The others do little work and need no slot: chief and evaluator are
+    on the first host, and parameter servers go round, one a host.
+
+    Args:
+      ps: parameter servers; 0 if not given.
+      workers: one a slot if not given; 1 without hosts.
+      chief: is there a chief? None: if there are parameter servers; it coordinates them.
+      evaluator: is there a task that evaluates the checkpoints of the others?
+      hosts: name and number of slots of each; without, everything is on this machine.
+
+    Raises:
+      UsageError: a number is out of its range, or there are more workers than slots.
+    """
+    ps = ps or 0
+    slots = [name for name, number in hosts for _ in range(number)]
+    workers = (len(slots) or 1) if workers is None else workers
+    if ps < 0:
+        raise UsageError(f"the number of parameter servers is {ps}; it must be 0 or more")
+    if workers < 1:
+        raise UsageError(f"the number of workers is {workers}; it must be 1 or more")
+    if hosts and workers > len(slots):
+        raise UsageError(
+            f"{workers} workers do not fit in the {len(slots)} slots of {', '.join(name for name, _ in hosts)}; "
+            "more workers on a host are written host:N"
+        )
+    names = [name for name, _ in hosts] or [LOCALHOST]
+    slots = slots or [LOCALHOST] * workers
+    chief = ps > 0 if chief is None else chief
+    placed = [PlacedTask(Task("chief", 0), names[0])] if chief else []
+    placed += [PlacedTask(Task("worker", index), slots[index]) for index in range(workers)]
+    placed += [PlacedTask(Task("ps", index), names[index % len(names)]) for index in range(ps)]
+    placed += [PlacedTask(Task("evaluator", 0), names[0])] if evaluator else []
+    return Layout(tuple(placed))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of all backends."""
+    group = parser.add_argument_group("the cluster")
+    group.add_argument("--ps", type=int, metavar="N", help="parameter servers (default: 0)")
+    group.add_argument("--workers", type=int, metavar="N", help="workers (default: one a slot, 1 without hosts)")
+    group.add_argument(
+        "--chief",
+        action=argparse.BooleanOptionalAction,
+        help="a chief, which coordinates (default: if there are parameter servers)",
+    )
+    group.add_argument("--evaluator", action="store_true", help="a task that evaluates the checkpoints of the others")
+    group.add_argument(
+        "--hosts",
+        metavar="A,B:2",
+        help="hosts, with the number of slots for workers if it is not 1; chief and evaluator are on the first, "
+        "parameter servers go round",
+    )
+    group.add_argument("--hostfile", metavar="FILE", help="the same, one a line: 'A', 'B:2' or 'B slots=2'")
+    group.add_argument("--cluster", metavar="FILE", help='TOML: worker = ["a", "b:2222"], ps = ["c"], ...')
+    group.add_argument(
+        "--port", type=int, metavar="N", help=f"of a host's first task (default: {DEFAULT_PORT}; local: free ones)"
+    )
+    group = parser.add_argument_group("the job")
+    group.add_argument("--dry_run", action="store_true", help="print what would be run, and run nothing")
+    group.add_argument(
+        "--start_timeout",
+        type=float,
+        metavar="S",
+        help="seconds that a task waits for the others (default: 120; k8s: 900)",
+    )
+
+
+def from_options(options: argparse.Namespace) -> Layout:
+    """Returns the layout that the options describe.
+
+    Raises:
+      UsageError: they contradict each other, or one is out of its range.
+    """
+    ways = [name for name in ("hosts", "hostfile", "cluster") if getattr(options, name) is not None]
+    if len(ways) > 1:
+        raise UsageError(f"--{ways[0]} and --{ways[1]} both say the hosts; give one of them")
+    if options.port is not None and not 0 < options.port < 65536:
+        raise UsageError(f"--port={options.port} is no port; ports go from 1 to 65535")
+    if options.start_timeout is not None and not 0 < options.start_timeout < float("inf"):
+        raise UsageError(f"--start_timeout={options.start_timeout:g} must be a number of seconds above 0")
+    if ways == ["cluster"]:
+        for name in ("ps", "workers", "chief", "evaluator"):
+            if getattr(options, name) not in (None, False):
+                raise UsageError(f"--{name} and --cluster={options.cluster} both say the tasks; give one of them")
+        jobs = hostfile.read_cluster_file(options.cluster)
+        return Layout(tuple(PlacedTask(Task(job, i), *at) for job, found in jobs.items() for i, at in enumerate(found)))
+    found = []
+    if options.hosts is not None:
+        found = hostfile.parse_hosts(options.hosts)
+    elif options.hostfile is not None:
+        found = hostfile.read_hostfile(options.hostfile)
+    names = [name for name, _ in found]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UsageError(f"host {twice[0]} is named {names.count(twice[0])} times; several slots are {twice[0]}:N")
+    return place_tasks(options.ps, options.workers, options.chief, options.evaluator, found)
+
+
+def task_environment(options: argparse.Namespace, start_timeout: float | None = None) -> dict[str, str]:
+    """Environment variables that the options set for every task; `start_timeout` is the backend's default."""
+    seconds = start_timeout if options.start_timeout is None else options.start_timeout
+    return {} if seconds is None else {environment_variables.START_TIMEOUT: f"{seconds:g}"}
+
+
+def as_shell_command(directory: str, env: Mapping[str, str], argv: Sequence[str]) -> str:
+    """Returns a command as one would type it, for --dry_run."""
+    variables = " ".join(f"{name}={shlex.quote(value)}" for name, value in env.items())
+    return f"cd {shlex.quote(os.path.abspath(directory))} && {variables} {shlex.join(argv)}"

@@ -1,0 +1,84 @@
+"""The command `python -m launch BACKEND [options] -- MODULE_OR_SCRIPT [args]`, which is also `tf2dist launch ...`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from tf2dist.errors import UsageError
+from tf2dist.launch import backend
+from tf2dist.launch.backend import Backend
+from tf2dist.system.commands import Parser
+
+_USAGE = "NAME [options] -- MODULE_OR_SCRIPT [args]"
+
+
+class _LaunchParser(Parser):
+    """Begins every error with "launch: BACKEND:", as the other errors of this command do."""
+
+    def error(self, message: str) -> NoReturn:
+        raise SystemExit(_refuse(f"{self.prog.split()[-1]}: {message}"))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command; returns its exit status: 2, with one line that says why, for a wrong command."""
+    for fd in (0, 1, 2):  # one that the caller has closed would become one of our pipes
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, this one
+    if not arguments or arguments[0] in ("-h", "--help"):
+        to = sys.stdout if arguments else sys.stderr
+        print(f"usage: {_usage()}\n", file=to)
+        for name in backend.NAMES:
+            print(f"  {name:8} {backend.find(name).summary}", file=to)
+        return 0 if arguments else 2
+    name, *rest = arguments
+    if name not in backend.NAMES:
+        return _refuse(f"there is no launcher {name!r}; there is {', '.join(backend.NAMES)}")
+    chosen = backend.find(name)
+    own, program = rest, []
+    if "--" in rest:
+        own, program = rest[: rest.index("--")], rest[rest.index("--") + 1 :]
+    options = _parser(name, chosen).parse_args(own)
+    if not program:
+        return _refuse(f"{name}: no program; name a module or a script after --, as in: {_usage()}")
+    try:
+        return chosen.start(options, program)
+    except UsageError as error:
+        return _refuse(f"{name}: {error}")
+
+
+def run() -> int:
+    """Runs the command with this process's arguments; returns its exit status."""
+    try:
+        return main(sys.argv[1:])
+    except KeyboardInterrupt:
+        return 130
+
+
+def _command() -> str:
+    """This command as the user has called it."""
+    return "tf2dist launch" if os.path.basename(sys.argv[0]) == "tf2dist" else "python -m launch"
+
+
+def _usage() -> str:
+    return f"{_command()} {_USAGE}"
+
+
+def _parser(name: str, chosen: Backend) -> Parser:
+    parser = _LaunchParser(
+        prog=f"{_command()} {name}",
+        usage=_usage().replace("NAME", name),
+        description=chosen.summary,
+        allow_abbrev=False,
+    )
+    chosen.add_arguments(parser)
+    return parser
+
+
+def _refuse(message: str) -> int:
+    print(f"launch: {message}", file=sys.stderr)
+    return 2

@@ -1,0 +1,182 @@
+"""The fork server: imports the slow modules once, forks a child for each process of the job, and reaps them.
+
+It must stay a process of one thread that has touched no device: TensorFlow does not survive a fork after that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import warnings
+from typing import Any
+
+from tf2dist.launch import network_namespace, user_program
+from tf2dist.system import linux
+
+LAST_GRACE = 2.0  # seconds from SIGTERM to SIGKILL when the launcher is gone
+_TICK = 1.0  # seconds between two looks for orphans that have ended
+_TICK_WHILE_ENDING = 0.02
+
+
+class ForkServer:
+    """Forks processes on the launcher's command and reports each start and end, in the order in which they happened.
+
+    Args:
+      control: the socket to the launcher (see `fork_server_client`).
+    """
+
+    def __init__(self, control: socket.socket) -> None:
+        self.control = control
+        self._pid = os.getpid()
+        # Children are watched through pidfds: epoll returns them in the order in which they ended, however late this
+        # process polls; waitpid() would return them in the order of their start. Which one failed first matters.
+        self._epoll = select.epoll()
+        self._epoll.register(control, select.EPOLLIN)
+        self._children: dict[int, tuple[int, int]] = {}  # pidfd to (key of the process, pid)
+        self._deadline: float | None = None  # when what still runs is killed; None while the job is on
+        self._orphans_terminated = False
+
+    def serve(self) -> dict[str, Any] | None:
+        """Serves until everything has ended, and returns None; in a forked child, returns what it is to run."""
+        self._report(ready=True)
+        while self._deadline is None or not self._all_gone():
+            wait = _TICK if self._deadline is None else _TICK_WHILE_ENDING
+            for fd, _ in self._epoll.poll(wait):
+                if fd in self._children:
+                    self._reap(fd)
+                elif (task := self._handle_command()) is not None:
+                    return task
+            self._reap_orphans()
+        return None
+
+    def _report(self, **event: Any) -> None:
+        """Sends an event to the launcher."""
+        with contextlib.suppress(ConnectionError):  # the launcher is gone; the end of its commands says so
+            self.control.send(json.dumps(event).encode())
+
+    def _handle_command(self) -> dict[str, Any] | None:
+        """Reads a command and carries it out; returns the task in a forked child, else None."""
+        message, fds, _, _ = socket.recv_fds(self.control, 4096, 3)
+        command: dict[str, Any] = json.loads(message) if message else {"end": LAST_GRACE}
+        if "fork" in command:
+            return self._fork(command["fork"], *fds)
+        if not message:
+            self._epoll.unregister(self.control)
+        self._end(command["end"])
+        return None
+
+    def _fork(self, key: int, spec: int, stdout: int, stderr: int) -> dict[str, Any] | None:
+        """Forks a child, in a process group of its own, with these descriptors as its stdout and stderr."""
+        # Until the child has reset its handler, a SIGTERM would shut down the socket that it shares with this process.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # NumPy's idle threads are prepared for a fork
+            pid = os.fork()
+        if pid == 0:
+            linux.die_with_parent(self._pid, signal.SIGKILL)
+            os.setpgid(0, 0)  # a group, so that a signal also reaches what the program starts
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+            os.dup2(stdout, 1)
+            os.dup2(stderr, 2)
+            # The ends of these tell the launcher and the others that a process is gone.
+            for fd in (stdout, stderr, *self._children):
+                os.close(fd)
+            self._epoll.close()
+            self.control.close()
+            with open(spec) as file:
+                return json.load(file)
+        with contextlib.suppress(PermissionError, ProcessLookupError):
+            os.setpgid(pid, pid)  # here too: the group must exist when `_end` signals it, whoever runs first
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+        for fd in (spec, stdout, stderr):
+            os.close(fd)
+        pidfd = os.pidfd_open(pid)
+        self._children[pidfd] = (key, pid)
+        self._epoll.register(pidfd, select.EPOLLIN)
+        self._report(started=key, pid=pid)
+        return None
+
+    def _reap(self, pidfd: int) -> None:
+        key, pid = self._children.pop(pidfd)
+        self._epoll.unregister(pidfd)  # closing is not enough while a newborn child still has a copy
+        os.close(pidfd)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        self._report(ended=key, status=status)
+
+    def _reap_orphans(self) -> None:
+        """Reaps descendants whose own parent is gone, up to the first process of the job, which `_reap` reports."""
+        ours = {pid for _, pid in self._children.values()}
+        with contextlib.suppress(ChildProcessError):
+            while found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                if found.si_pid in ours:
+                    break
+                os.waitpid(found.si_pid, 0)
+
+    def _end(self, grace: float) -> None:
+        """Sends SIGTERM to every process group, and sets the time of SIGKILL `grace` seconds from now."""
+        deadline = time.monotonic() + grace
+        if self._deadline is None:
+            for _, pid in self._children.values():
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(pid, signal.SIGTERM)
+        self._deadline = deadline if self._deadline is None else min(deadline, self._deadline)
+
+    def _all_gone(self) -> bool:
+        """Is no descendant left? While the job is being ended, also sends the signals that are due."""
+        if self._deadline is not None and time.monotonic() >= self._deadline:
+            linux.kill(linux.descendants(self._pid), signal.SIGKILL)
+            return not self._children and not linux.descendants(self._pid)
+        if self._children:
+            return False
+        left = linux.descendants(self._pid)
+        if not self._orphans_terminated:  # programs may have left processes in groups of their own
+            linux.kill(left, signal.SIGTERM)
+            self._orphans_terminated = True
+        return not left
+
+
+def main() -> None:
+    """Runs the fork server; returns only in a forked child, after the user's program.
+
+    The arguments are: the directory that holds tf2dist, the launcher's pid, the number of the control socket, modules
+    to import with commas between them, and "1" for a network of its own.
+    """
+    root, launcher, control, modules, isolate = sys.argv[1:6]
+    linux.die_with_parent(int(launcher), signal.SIGTERM)
+    if isolate:
+        network_namespace.enter_new()  # while there is one thread
+    linux.adopt_orphans()
+    # The search path that `python` gives to every program, and the launcher's tf2dist at its end for programs that find
+    # none; each child puts its own directory in front.
+    sys.path[:] = [path for path in sys.path[1:] if path]
+    if root not in sys.path:
+        sys.path.append(root)
+    for module in filter(None, modules.split(",")):
+        importlib.import_module(module)
+    linux.flush()  # or every child would print what imports have printed
+    gc.freeze()  # the collector would write to, and so copy, the pages that children share
+
+    server = ForkServer(socket.socket(fileno=int(control)))
+    # The kernel sends SIGTERM when the launcher dies, even if another process still holds its end of the socket.
+    signal.signal(signal.SIGTERM, lambda signum, frame: server.control.shutdown(socket.SHUT_RD))
+    task = server.serve()
+    if task is None:
+        os._exit(0)  # nothing here needs an orderly end
+    with open("/proc/self/comm", "w") as file:
+        file.write(task["name"])  # what `ps` and `top` show; cut by the kernel to 15 bytes
+    os.environ.update(task["env"])
+    if task["command"]:
+        user_program.execute(task["argv"])
+    # NumPy's random state was forked too, and would give every process the same numbers. `random` reseeds by itself.
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+    user_program.run_as_main(task["argv"])

@@ -1,0 +1,112 @@
+"""The launcher's side of the fork server: starts it, sends it commands, and reads its events."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from tf2dist.system import environment_variables
+
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+# The fork server comes from the same installation or clone as this launcher, whatever the working directory holds.
+_BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from tf2dist.launch.fork_server import main; main()"
+
+
+class ForkServerClient:
+    """Starts a fork server, a process that imports `preload` once and then forks every process of the job.
+
+    The import begins at once; `fork` may be called after the event {"ready": true}. `event` reads the events from
+    `control`: {"started": key, "pid": N}, {"ended": key, "status": N} (negative for a signal), in the order in which
+    they happened, and None when the fork server is gone. It ends, with every descendant, when `end` or `close` is
+    called, and when this process dies.
+
+    Args:
+      preload: modules to import.
+      env: added to the environment.
+      isolate: should it, and all that it forks, have a network of its own?
+
+    Raises:
+      OSError: the fork server cannot be started.
+    """
+
+    def __init__(self, preload: Sequence[str], env: Mapping[str, str], *, isolate: bool = False) -> None:
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.ready = False
+        # What the imports print is shown only when they fail.
+        self._log = os.fdopen(os.memfd_create("fork_server.log"), "rb", buffering=0)
+        with theirs:
+            arguments = [_ROOT, str(os.getpid()), str(theirs.fileno()), ",".join(preload), "1" if isolate else ""]
+            flags = cast("list[str]", subprocess._args_from_interpreter_flags())  # type: ignore[attr-defined]
+            self.process = subprocess.Popen(
+                [sys.executable, *flags, "-c", _BOOT, *arguments],
+                env={**environment_variables.TENSORFLOW_DEFAULTS, **os.environ, **env},
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C goes to the launcher, which decides what it means for the job
+            )
+
+    def fork(self, key: int, task: Mapping[str, Any]) -> tuple[int, int]:
+        """Starts a process; returns the read ends of its stdout and stderr, which do not block.
+
+        Args:
+          key: identifies the process in events.
+          task: `name`, `argv`, `env` and `command`, see `process.Process`.
+
+        Raises:
+          ConnectionError: the fork server is gone.
+        """
+        spec = os.memfd_create("task")  # a file, because argv and env may be larger than the largest message
+        stdout, stdout_theirs = os.pipe()
+        stderr, stderr_theirs = os.pipe()
+        theirs = [spec, stdout_theirs, stderr_theirs]
+        try:
+            os.write(spec, json.dumps(task).encode())
+            os.lseek(spec, 0, os.SEEK_SET)
+            socket.send_fds(self.control, [json.dumps({"fork": key}).encode()], theirs)
+        except OSError:
+            os.close(stdout)
+            os.close(stderr)
+            raise
+        finally:
+            for fd in theirs:
+                os.close(fd)
+        os.set_blocking(stdout, False)
+        os.set_blocking(stderr, False)
+        return stdout, stderr
+
+    def end(self, grace: float) -> None:
+        """Ends every process: SIGTERM now (once), SIGKILL for what is left after `grace` seconds."""
+        if not self.ready:
+            self.process.terminate()  # it still imports, has no children, and would not read a command yet
+            return
+        with contextlib.suppress(ConnectionError):  # it is gone, and its children with it
+            self.control.send(json.dumps({"end": grace}).encode())
+
+    def event(self) -> dict[str, Any] | None:
+        """Reads the next event; returns None when the fork server is gone."""
+        try:
+            message = self.control.recv(4096)
+        except ConnectionError:
+            message = b""
+        event = json.loads(message) if message else None
+        self.ready = self.ready or event == {"ready": True}
+        return event
+
+    def log(self) -> bytes:
+        """Returns what the fork server itself has printed."""
+        self._log.seek(0)
+        return self._log.read()
+
+    def close(self) -> int:
+        """Ends everything that still runs; returns the fork server's own exit status. May be called again."""
+        self.control.close()
+        self._log.close()
+        return self.process.wait()

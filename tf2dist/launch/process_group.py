@@ -1,0 +1,321 @@
+"""The event loop of one running group: starts, exits, output, signals and timers, and what an exit means for the rest.
+
+`supervisor.supervise` makes a `ProcessGroup` and calls `run_once` until it is over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import select
+import signal
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tf2dist.launch import signals
+from tf2dist.launch.console_output import STDERR, STDOUT, LineSplitter, OutputQueue, prefix
+from tf2dist.launch.failure_report import LAST_LINES, LAST_LINES_FOLLOW, failure_report
+from tf2dist.launch.fork_server_client import ForkServerClient
+from tf2dist.launch.log_files import LogFiles
+from tf2dist.launch.process import Process
+from tf2dist.launch.restarts import WRONG_COMMAND, RestartBudget
+from tf2dist.launch.settings import Settings
+from tf2dist.system import linux
+
+_MARK = "TF2DIST_JOB"  # in the environment of everything that a group starts
+_FORK_SERVER_GRACE = 10.0  # seconds past the last deadline after which the fork server itself is killed
+_RESTART_DELAY = 1.0  # seconds before a failed worker is started again
+_WHOLE_PIPE = 1 << 20  # bytes; more than a pipe holds, so one read empties it
+
+
+class ProcessGroup:
+    """The processes of one attempt at a job.
+
+    Args:
+      processes: started in this order once the fork server is ready; a process's key is its place in here.
+      settings: see `settings.Settings`.
+      logs: files for what the processes print; None to show it.
+      budget: restarts that are left; the group takes from it.
+
+    Raises:
+      OSError: the fork server cannot be started.
+    """
+
+    def __init__(
+        self, processes: Sequence[Process], settings: Settings, logs: LogFiles | None, budget: RestartBudget
+    ) -> None:
+        self._processes = processes
+        self._settings = settings
+        self._budget = budget
+        self._keys = {process.name: key for key, process in enumerate(processes)}
+        self._status: int | None = None  # of the group; None until it is decided how it ends
+        self._reason = ""
+        self._alive = True  # does the fork server run, and with it any process?
+        self._failed: int | None = None  # the process that ended the group
+        self._interrupted = False  # by a signal to the launcher
+        self._pids: dict[int, int] = {}
+        self._statuses: dict[int, int] = {}  # of those that have ended and are not started again
+        self._restarted: set[int] = set()
+        self._pending: dict[int, int] = {}  # those that wait for their restart, with the status that they ended with
+        self._output = OutputQueue()
+        self._streams: dict[int, LineSplitter] = {}  # by the end of the pipe that is read
+        self._tails: list[deque[bytes]] = [deque(maxlen=LAST_LINES) for _ in processes]
+        self._alarms: list[tuple[float, Callable[[], None]]] = []
+        self._mark = uuid.uuid4().hex
+        self._logs = logs
+        self._shows_output = logs is None or settings.tee
+        self._server = ForkServerClient(settings.preload, {_MARK: self._mark}, isolate=settings.isolate)
+
+    @property
+    def running(self) -> bool:
+        """Does any process run, or is output left to write?"""
+        return self._alive or bool(self._output)
+
+    @property
+    def status(self) -> int:
+        """The exit status of the group, once it has ended."""
+        return self._status or 0
+
+    @property
+    def reason(self) -> str:
+        """Why the group ended, empty for status 0."""
+        return self._reason
+
+    @property
+    def statuses(self) -> Mapping[str, int]:
+        """By name, the status of every process that has ended; negative for a signal."""
+        return {self._processes[key].name: status for key, status in self._statuses.items()}
+
+    @property
+    def may_be_restarted(self) -> bool:
+        """Did the group end because a process failed, in a way that another attempt may survive?"""
+        failed = self._failed is not None and self._status not in (0, WRONG_COMMAND)
+        return failed and not self._interrupted
+
+    def run_once(self, pipe: signals.SignalPipe) -> None:
+        """Waits for the next events and handles them."""
+        poll = select.poll()
+        poll.register(pipe.fd, select.POLLIN)
+        if self._alive:
+            poll.register(self._server.control, select.POLLIN)
+        if not self._output.broken:
+            self._output.register(poll)
+        if not self._output.full:
+            for fd in self._streams:
+                poll.register(fd, select.POLLIN)
+        next_alarm = min((when for when, _ in self._alarms), default=math.inf)
+        wait = None if next_alarm == math.inf else math.ceil(max(0.0, next_alarm - time.monotonic()) * 1000)
+        for fd, events in poll.poll(wait):
+            if fd == pipe.fd:
+                for signum in pipe.read():
+                    self._on_signal(signum)
+            elif fd in self._streams:
+                self._read(fd)
+            elif fd in (STDOUT, STDERR):
+                self._output.write_some(fd, events)
+                if self._output.broken:
+                    self._stop(128 + signal.SIGPIPE, "nobody reads the output any more")
+            elif self._alive and fd == self._server.control.fileno():
+                self._on_event(self._server.event())
+        for alarm in [alarm for alarm in self._alarms if alarm[0] <= time.monotonic()]:
+            if alarm in self._alarms:  # an earlier one may have ended the group, and cancelled the others
+                self._alarms.remove(alarm)
+                alarm[1]()
+
+    def set_deadline(self, when: float, text: str) -> None:
+        """Ends the group with status 1 at `when`, in seconds of the monotonic clock: "worker 0, ps 0" + text."""
+        self._at(when, lambda: self._stop(1, f"{self._unfinished()} {text}"))
+
+    def close(self) -> None:
+        """Kills whatever still runs."""
+        if self._alive:
+            self._server.close()
+            self._kill_marked()
+
+    def _at(self, when: float, action: Callable[[], None]) -> None:
+        """Calls `action` at `when` unless the group is being ended by then."""
+        self._alarms.append((when, action))
+
+    def _on_event(self, event: dict[str, Any] | None) -> None:
+        """Handles an event of the fork server; these come in the order in which things happened."""
+        if event is None:
+            self._conclude()
+        elif "ready" in event:
+            for key in range(len(self._processes)):
+                self._start(key)
+        elif "started" in event:
+            self._pids[event["started"]] = event["pid"]
+        else:
+            self._on_exit(event["ended"], event["status"])
+
+    def _start(self, key: int) -> None:
+        """Has the fork server start a process."""
+        process = self._processes[key]
+        self._pending.pop(key, None)
+        task = {"name": process.name, "argv": list(process.argv), "env": dict(process.env), "command": process.command}
+        with contextlib.suppress(ConnectionError):  # the fork server is gone; that is the next event
+            for fd, to in zip(self._server.fork(key, task), (STDOUT, STDERR), strict=True):
+                plain = process.name == self._settings.quiet_prefix_for
+                shown = b"" if plain else prefix(process.name, key, to)
+                self._streams[fd] = LineSplitter(to, shown, self._tails[key], key)
+
+    def _on_exit(self, key: int, status: int) -> None:
+        """Decides what the exit of a process, with a status that is negative for a signal, means for the rest."""
+        for fd in [fd for fd, lines in self._streams.items() if lines.key == key]:
+            self._read(fd, _WHOLE_PIPE)  # but a process that it left behind may hold the pipe open
+        if status != 0 and self._status is None and self._restart(key, status):
+            return
+        self._statuses[key] = status
+        if status != 0 and self._status is None and not self._goes_on_without(key, status):
+            self._failed = key
+            self._stop(status if status > 0 else 128 - status, "")
+        for other in [other for other in self._pending if self._coordinator_of(other) == key]:
+            self._statuses[other] = self._pending.pop(other)  # nobody is left who would need it
+        left = [process for other, process in enumerate(self._processes) if other not in self._statuses]
+        if not left:
+            self._stop(0, "")
+        elif all(process.serves for process in left):
+            self._end_servers(key)
+
+    def _end_servers(self, last: int) -> None:
+        """Waits for those that serve to end, after `last` has ended and nobody is left whom they serve."""
+        left = [key for key in range(len(self._processes)) if key not in self._statuses]
+        if self._restarted.issuperset(left):
+            self._stop(0, "")  # they may have come back too late to be told that the job is done
+        elif not self._processes[last].serves:
+            late = f"did not end within {self._settings.drain:g} s after the processes that they serve"
+            self.set_deadline(time.monotonic() + self._settings.drain, late)
+
+    def _restart(self, key: int, status: int) -> bool:
+        """Starts a worker that has failed again in its place, if its coordinator still runs and the budget allows it.
+
+        The coordinator goes on with the other workers meanwhile.
+        """
+        coordinator = self._coordinator_of(key)
+        if coordinator is None or coordinator in self._statuses or status == WRONG_COMMAND:
+            return False
+        if not self._budget.take_worker():
+            return False
+        self._restarted.add(key)
+        self._pending[key] = status
+        left = self._budget.worker
+        self._say(f"{self._processes[key].name} ended {_describe(status)}; it is started again ({left} more to go)")
+        self._at(time.monotonic() + _RESTART_DELAY, lambda: self._start(key) if key in self._pending else None)
+        return True
+
+    def _goes_on_without(self, key: int, status: int) -> bool:
+        """Does the group go on without a worker that has failed? The coordinator decides when it cannot."""
+        coordinator = self._coordinator_of(key)
+        if coordinator is None:
+            return False
+        process = self._processes[key]
+        if coordinator in self._statuses:
+            self._say(f"{process.name} ended {_describe(status)}, after {process.coordinator} had ended")
+            return True
+        if status == WRONG_COMMAND:
+            return False
+        if status == process.lost_status:
+            self._say(f"{process.name} was lost with its host; the job goes on without it, if it can")
+        else:
+            self._say(f"{process.name} ended {_describe(status)}; it is not started again")
+        return True
+
+    def _coordinator_of(self, key: int) -> int | None:
+        """The key of the process that goes on without this one; None if this one's failure ends the group."""
+        name = self._processes[key].coordinator
+        return None if name is None else self._keys[name]
+
+    def _say(self, text: str) -> None:
+        """Tells the user something while the group runs."""
+        self._output.add(STDERR, f"launch: {text}\n".encode())
+
+    def _read(self, fd: int, size: int = 1 << 16) -> None:
+        """Passes on what a process has printed; forgets the pipe when nobody can print to it any more."""
+        lines = self._streams[fd]
+        try:
+            data = os.read(fd, size)
+        except BlockingIOError:
+            return
+        self._show(lines, data)
+        if not data:
+            del self._streams[fd]
+            os.close(fd)
+
+    def _show(self, lines: LineSplitter, data: bytes) -> None:
+        """Passes on what was read from a stream; empty data is the end of the stream."""
+        shown = lines.feed(data) if data else lines.finish()
+        if self._shows_output:
+            self._output.add(lines.to, shown, lines)
+        if self._logs:
+            self._logs.add(lines.key, data)
+
+    def _unfinished(self) -> str:
+        """The names of the processes that have not ended."""
+        return ", ".join(process.name for key, process in enumerate(self._processes) if key not in self._statuses)
+
+    def _on_signal(self, signum: signal.Signals) -> None:
+        """Carries out the response to a signal to the launcher."""
+        self._interrupted = True
+        response = signals.response(signum, repeated=self._status is not None)
+        if not response.kills:
+            self._say(f"{signum.name}: ending {self._unfinished()}; once more kills at once")
+        self._stop(response.status, response.reason)
+        if response.kills:
+            self._output.discard()
+            if self._alive:
+                self._server.end(0)
+
+    def _stop(self, status: int, reason: str) -> None:
+        """Ends the group for this reason, unless it is being ended for another one already."""
+        if self._status:
+            return
+        first = self._status is None
+        self._status, self._reason = status, reason
+        if first:
+            grace = self._settings.grace
+            self._server.end(grace)
+            self._alarms = [(time.monotonic() + grace + _FORK_SERVER_GRACE, self._server.process.kill)]
+
+    def _conclude(self) -> None:
+        """Reads what is left in the pipes and says why the group ended, once the fork server is gone."""
+        self._alive = False
+        self._alarms.clear()
+        log = self._server.log().splitlines()
+        status = self._server.close()
+        if status != 0:
+            self._kill_marked()
+        for fd in list(self._streams):
+            self._read(fd, _WHOLE_PIPE)
+            if fd in self._streams:  # still open, in the hands of something that is about to be gone
+                lines = self._streams.pop(fd)
+                self._show(lines, b"")
+                os.close(fd)
+        tail: Sequence[bytes] = ()
+        if self._failed is not None:
+            pid, status, tail = self._pids[self._failed], self._statuses[self._failed], self._tails[self._failed]
+            self._reason = f"{self._processes[self._failed].name} (pid {pid}) failed first, {_describe(status)}"
+        elif self._status is None and not self._server.ready:
+            self._status, tail = 1, log
+            self._reason = f"the import of {', '.join(self._settings.preload) or 'nothing'} failed, {_describe(status)}"
+        elif self._status is None:
+            helper = f"the helper (pid {self._server.process.pid}) that had started {self._unfinished()}"
+            self._status, self._reason, tail = 1, f"{helper} failed, {_describe(status)}", log
+        if self._reason:
+            self._reason += LAST_LINES_FOLLOW if tail else ""
+            self._output.add(STDERR, failure_report(self._reason, tail))
+
+    def _kill_marked(self) -> None:
+        """Kills what the fork server could not: when it dies the kernel kills its children, but not theirs."""
+        for _ in range(100):
+            if not (left := linux.started_with(_MARK, self._mark)):
+                break
+            linux.kill(left, signal.SIGKILL)
+            time.sleep(0.01)
+
+
+def _describe(status: int) -> str:
+    return f"with status {status}" if status >= 0 else f"killed by {signal.Signals(-status).name}"

@@ -1,0 +1,52 @@
+"""How often failed processes are started again: workers of parameter servers in their place, and whole jobs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tf2dist.cluster.loss_policy import WORKER_RESTARTS
+
+WRONG_COMMAND = 2  # the exit status of a program that was called wrongly; starting it again cannot help
+
+
+@dataclass
+class RestartBudget:
+    """The restarts that are left.
+
+    Attributes:
+      worker: how many times a worker may still be started again in its place, all workers together.
+      job: how many times the whole job may still be started again.
+      shared: does every restart count for both?
+    """
+
+    worker: int
+    job: int
+    shared: bool
+
+    @classmethod
+    def of(cls, max_restarts: int | None) -> RestartBudget:
+        """The budget at the start of a job.
+
+        Args:
+          max_restarts: restarts of workers and of the job together; None for `WORKER_RESTARTS` of workers and none
+            of the job.
+        """
+        if max_restarts is None:
+            return cls(WORKER_RESTARTS, 0, shared=False)
+        return cls(max_restarts, max_restarts, shared=True)
+
+    def take_worker(self) -> bool:
+        """Takes one restart of a worker from the budget; returns False if none is left."""
+        if not self.worker:
+            return False
+        self.worker -= 1
+        self.job -= self.shared
+        return True
+
+    def take_job(self) -> bool:
+        """Takes one restart of the whole job from the budget; returns False if none is left."""
+        if not self.job:
+            return False
+        self.job -= 1
+        self.worker -= self.shared
+        return True

@@ -1,0 +1,1 @@
+"""Keras optimizers that keep moving averages of the weights."""

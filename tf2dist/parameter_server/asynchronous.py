@@ -1,0 +1,166 @@
+"""The dispatcher of asynchronous updates: each worker makes updates at its own pace."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf2dist.compat.optimizers import update_counters
+from tf2dist.execution.compiled_step import CompiledStep
+from tf2dist.execution.dispatcher import ExecutionResult
+from tf2dist.execution.predict_step import PredictStep
+from tf2dist.execution.train_step import TrainStep
+from tf2dist.input.batch_slicing import one_slice_an_element
+from tf2dist.input.data_adapter import DataAdapter, FiniteDataAdapter
+from tf2dist.parameter_server import wide_sums
+from tf2dist.parameter_server.fencing_tokens import FencingTokens
+from tf2dist.parameter_server.local_sgd import LocalSgd
+from tf2dist.parameter_server.options import ParameterServer
+from tf2dist.parameter_server.sharded_pass import ShardedPass
+from tf2dist.parameter_server.update_counter import UpdateCounter
+from tf2dist.parameter_server.variable_mutex import one_worker_at_a_time
+from tf2dist.parameter_server.worker_pool import WorkerPool, this_worker
+from tf2dist.parameter_server.worker_step import WorkerStep
+
+_EXECUTIONS_PER_WORKER = 2  # one that runs, and one more so that the worker does not wait for Python
+_UNROLLED = 4  # small steps in one turn of a loop: messages between servers and worker about a turn take as long
+_SMALL_STEP = 500  # operations
+
+
+class AsynchronousDispatcher:
+    """Schedules executions on whichever worker is free first. A `Dispatcher`.
+
+    TensorFlow runs an execution again when its worker dies, so some of its steps would be applied twice. Each
+    execution therefore takes a fencing token first. Steps that were lost with a worker are missing from the servers'
+    count of what was applied; the loop schedules them again, with new tokens, when nothing else is under way.
+    """
+
+    def __init__(self, strategy: tf.distribute.ParameterServerStrategy, options: ParameterServer):
+        self._pool = WorkerPool(strategy)
+        self._options = options
+        self._slices = self._pool.slices
+        if options.local_steps > 1 and not self._slices.single:
+            raise ValueError(
+                f"local_steps={options.local_steps} needs workers with one device each, and these have "
+                f"{self._slices.total}; start a worker for each device"
+            )
+        self.workers = self._pool.count
+        self.max_in_flight = self.workers * _EXECUTIONS_PER_WORKER
+        self._updates = UpdateCounter(strategy)
+        self._tokens = FencingTokens(strategy, self.max_in_flight)
+        self._passes = ShardedPass(self._pool)
+        self._scheduled: deque[tuple[int, Any]] = deque()  # steps and remote value of each execution
+        self._lost_steps = False  # since nothing was under way
+
+    @property
+    def global_step(self) -> int:
+        """See `Dispatcher`."""
+        return self._updates.value
+
+    def compile(self, step: TrainStep):
+        """`f(iterator, sizes i32[max_in_flight], issued i64[]) -> [*sums, steps i32[], seconds f64[]]`."""
+        assert isinstance(step, CompiledStep)  # model_validation refuses models with steps of their own
+        self._updates.follow(update_counters(step.model.optimizer))
+        local_steps = self._options.local_steps
+        take_steps = self._take_local_steps(step) if local_steps > 1 else self._take_one_step(step)
+
+        @tf.function
+        def execution(iterator, sizes, issued):
+            # The loop exchanges with the servers only what it must: each tensor that goes there or comes from there,
+            # and each condition that something there depends on, is a message in each turn.
+            n, began = self._tokens.take(sizes, issued), tf.timestamp()
+
+            @tf.function(input_signature=[tf.TensorSpec([], tf.int32)])  # traced once, used several times
+            def turn(now):
+                return take_steps(iterator, now)
+
+            sums, done, unrolled = wide_sums.zeros(step), 0, _unroll_factor(turn) if local_steps == 1 else 1
+            if unrolled > 1:
+                while done + unrolled <= n:
+                    for _ in range(unrolled):
+                        sums, done = wide_sums.add(sums, turn(1)), done + 1
+            while done < n:
+                now = tf.minimum(n - done, local_steps)
+                sums, done = wide_sums.add(sums, turn(now)), done + now
+            with tf.control_dependencies(sums):
+                return [*sums, done, tf.timestamp() - began]
+
+        return execution
+
+    def _take_one_step(self, step: CompiledStep) -> Callable:
+        """A function that makes one update on the servers' variables and returns its metric sums."""
+        strategy, together = self._pool.strategy, not self._slices.single  # several replicas of a worker
+        update = (lambda element: step.update(*element)) if together else WorkerStep(step, self._updates).update
+
+        def take(iterator, n):
+            with one_worker_at_a_time(step.model.optimizer):
+                results = strategy.run(update, args=(next(iterator),))
+            sums = [tf.add_n(strategy.experimental_local_results(r)) for r in results]
+            if together:
+                with tf.control_dependencies(sums):
+                    self._updates.add(1)
+            return sums
+
+        return take
+
+    def _take_local_steps(self, step: CompiledStep) -> Callable:
+        """A function that makes up to `local_steps` updates on a copy of the weights and returns their metric sums."""
+        local = LocalSgd(step, self._updates)
+        return lambda iterator, n: local.run_round(lambda: self._pool.first_replica(next(iterator)), n)
+
+    def open_stream(self, data: DataAdapter, start: int):
+        """See `Dispatcher`. Of n workers, worker w reads the batches start + w, start + w + n, ..."""
+        self.cancel()
+        self._updates.reset(start)
+        tensors = data.remote_tensors()
+
+        def dataset():
+            batches = data.training_batches(tensors, self._slices, start, this_worker(), self._pool.count)
+            return batches if data.element_per_replica else one_slice_an_element(batches, self._slices)
+
+        return self._pool.open_iterators(dataset)
+
+    def schedule(self, execution, stream, steps: int) -> None:
+        """See `Dispatcher`."""
+        if not self._scheduled:
+            self._tokens.restart()
+            self._updates.snapshot()
+        remote = self._pool.schedule(execution, (stream, *self._tokens.issue(steps)))
+        self._scheduled.append((steps, remote))
+
+    def next_result(self) -> ExecutionResult:
+        """See `Dispatcher`."""
+        steps, remote = self._scheduled.popleft()
+        fetched = self._pool.fetch(remote)
+        if fetched is None:
+            result = ExecutionResult(steps, None, 0.0)
+        else:
+            *sums, done, seconds = fetched
+            result = ExecutionResult(int(done), sums, float(seconds))
+        self._lost_steps |= result.sums is None or result.steps < steps
+        if self._lost_steps and not self._scheduled:
+            self._updates.correct_others()
+            self._lost_steps = False
+        return result
+
+    def cancel(self) -> None:
+        """Forgets executions that an error has left behind."""
+        self._scheduled.clear()
+
+    def evaluate(self, step: TrainStep, data: FiniteDataAdapter) -> Iterator[list[np.ndarray]]:
+        """See `Dispatcher`."""
+        return self._passes.evaluate(step, data)
+
+    def predict(self, step: PredictStep, data: FiniteDataAdapter) -> Iterator[Any]:
+        """See `Dispatcher`."""
+        return self._passes.predict(step, data)
+
+
+def _unroll_factor(step) -> int:
+    """How many times in a row to put a step, a traced `tf.function`, into one turn of a loop."""
+    small = len(step.get_concrete_function().graph.get_operations()) <= _SMALL_STEP
+    return _UNROLLED if small else 1

@@ -1,0 +1,72 @@
+"""Local SGD: several updates on a copy of the weights, whose difference is then added to the servers' weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import keras
+import tensorflow as tf
+
+from tf2dist.compat.optimizers import learning_rate_variables, wrapped_counters
+from tf2dist.compat.stateless_optimizer import on_tensors
+from tf2dist.compat.stateless_scope import OverlayScope
+from tf2dist.execution.compiled_step import CompiledStep
+from tf2dist.parameter_server import wide_sums
+from tf2dist.parameter_server.fused_transfer import LOCAL_STEPS_LIMIT, FusedTransfer
+from tf2dist.parameter_server.update_counter import UpdateCounter
+
+
+class LocalSgd:
+    """Trains a copy of a model's variables for several steps between two exchanges with the servers.
+
+    The servers' weights get the difference that the steps made, so no worker's steps are lost (n_fetch and n_push of
+    DistBelief, Dean et al. 2012, "Large Scale Distributed Deep Networks", section 4.1). All other variables that the
+    steps change (moments of the optimizer, statistics of the layers) are overwritten with the worker's: the sum of
+    two workers' differences need not be a valid moment; a mean of squares could become negative.
+
+    Args:
+      step: whose updates.
+      counter: counts them.
+    """
+
+    def __init__(self, step: CompiledStep, counter: UpdateCounter):
+        model, self._step, self._counter = step.model, step, counter
+        self._weights = model.trainable_variables
+        rates = learning_rate_variables(model.optimizer)  # callbacks set them; a worker only reads them
+        counters = wrapped_counters(model.optimizer)
+        known = {id(v) for v in (*rates, *counters)}
+        others = [*model.optimizer.variables, *model.non_trainable_variables]
+        state = [v for v in others if id(v) not in known]
+        self._added = len(self._weights) + len(counters)  # variables to which the difference is added
+        self._written = FusedTransfer([*self._weights, *counters, *state], LOCAL_STEPS_LIMIT)
+        # The rates are only read, but fetched with the others: reading one in each step would be a message in each.
+        self._fetched = FusedTransfer([*self._written.variables, *rates], LOCAL_STEPS_LIMIT)
+
+    def run_round(self, next_batch: Callable, n) -> list[tf.Tensor]:
+        """Makes `n` i32[] updates on the batches that `next_batch()` returns; returns their metric sums.
+
+        In a graph on the worker.
+        """
+        written = len(self._written.variables)
+        fetched, sums = self._fetched.fetch(), wide_sums.zeros(self._step)
+        values, read = fetched[:written], fetched[written:]
+        for _ in tf.range(n):
+            values, more = self._update([*values, *read], next_batch())
+            sums = wide_sums.add(sums, more)
+        before, after = fetched[: self._added], values[: self._added]
+        news = [b - a for a, b in zip(before, after, strict=True)] + values[self._added :]
+        sent = self._written.send(news)
+        with self._counter.counted(sent, n):
+            for number, (variable, new) in enumerate(zip(self._written.variables, sent, strict=True)):
+                (variable.value.assign_add if number < self._added else variable.value.assign)(new)
+        return sums
+
+    def _update(self, values, batch):
+        """One update of `values`; returns the new values and the metric sums."""
+        optimizer = self._step.model.optimizer
+        with OverlayScope(zip(self._fetched.variables, values, strict=True), ()) as scope:
+            gradients, sums = self._step.gradients(batch, None)
+        trained = [(v, scope.value(v)) for v in self._fetched.variables]
+        with keras.StatelessScope(trained) as updated, on_tensors(optimizer):
+            optimizer.apply(gradients, self._weights)
+        return [updated.get_current_value(v) for v in self._written.variables], sums

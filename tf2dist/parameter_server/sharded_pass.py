@@ -1,0 +1,114 @@
+"""Evaluation and prediction on workers: one pass over the data, in shards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf2dist.execution.predict_step import PredictStep
+from tf2dist.execution.steps_per_execution import EVALUATION_BATCHES
+from tf2dist.execution.train_step import TrainStep
+from tf2dist.input.batch_slicing import ReplicaSlices
+from tf2dist.input.data_adapter import FiniteDataAdapter
+from tf2dist.parameter_server import wide_sums
+from tf2dist.parameter_server.worker_pool import WorkerPool, repeat_element
+
+_SHARDS_PER_WORKER = 4  # small enough that a slow worker does not hold up the others
+
+
+class ShardedPass:
+    """Computes each shard of the data on some worker.
+
+    A shard is a pure function of its number: it counts once, whichever worker computes it, and however often.
+    """
+
+    def __init__(self, pool: WorkerPool):
+        self._pool = pool
+        self._functions: dict = {}  # by what they compute, and on what kind of data
+        self._sent: tuple[FiniteDataAdapter | None, Any] = None, None  # the data that the workers hold, as iterators
+
+    def evaluate(self, step: TrainStep, data: FiniteDataAdapter) -> Iterator[list[np.ndarray]]:
+        """Yields the metric sums of each shard."""
+
+        def shard_sums(batches, n):
+            return wide_sums.repeat(step, lambda: step.evaluate(next(batches)), n), ()
+
+        for _, sums, _ in self._shards("evaluate", shard_sums, data, self._pool.count * _SHARDS_PER_WORKER):
+            yield sums
+
+    def predict(self, step: PredictStep, data: FiniteDataAdapter) -> Iterator[Any]:
+        """Yields the outputs for each batch, in order: nested arrays f[b, ...]."""
+        steps = data.steps or 0
+        shards = max(self._pool.count * _SHARDS_PER_WORKER, -(-steps // EVALUATION_BATCHES))
+        found: dict[int, list] = {}
+        for number, (rows, *leaves), structure in self._shards("predict", _shard_outputs(step), data, shards):
+            ends = np.cumsum(rows)[:-1]
+            columns = [np.split(leaf, ends) for leaf in leaves]
+            found[number] = [tf.nest.pack_sequence_as(structure, batch) for batch in zip(*columns, strict=True)]
+        for number in range(steps):
+            yield found[number % len(found)][number // len(found)]
+
+    def _shards(
+        self, name: str, compute: Callable, data: FiniteDataAdapter, shards: int
+    ) -> Iterator[tuple[int, list[np.ndarray], Any]]:
+        """Yields for each shard its number, and the two results of `compute(batches, n)` on its `n` batches."""
+        steps = data.steps or 0
+        shards = min(steps, shards)
+        store, function, extra = self._prepare(name, compute, data)
+        left = list(range(shards))
+        while left:  # a shard whose result was lost with its worker is computed again
+            arguments = [[tf.constant(i, tf.int64) for i in (shard, shards, steps)] for shard in left]
+            remotes = [self._pool.schedule(function, (store, *numbers)) for numbers in arguments]
+            lost = []
+            for shard, remote in zip(left, remotes, strict=True):
+                fetched = self._pool.fetch(remote)
+                if fetched is None:
+                    lost.append(shard)
+                else:
+                    yield shard, fetched, extra[0]
+            left = lost
+
+    def _prepare(self, name: str, compute: Callable, data: FiniteDataAdapter):
+        """The data on the workers, a function that computes a shard of it, and a list for what tracing finds out."""
+        key = name, data.cache_key()
+        _, function, extra = self._functions.get(key, (None, None, None))
+        tensors, extra = data.remote_tensors(), extra or [None]
+        last, store = self._sent
+        if last is not data:
+            # An iterator that always yields the same tensors keeps them on the worker: they travel once.
+            store = self._pool.open_iterators(lambda: repeat_element((tensors,)))
+            self._sent = data, store
+        if function is None:
+
+            @tf.function
+            def function(store, shard, shards, steps):
+                (held,) = self._pool.first_replica(next(store))
+                n = tf.cast((steps - shard + shards - 1) // shards, tf.int32)
+                batches = iter(data.single_pass(held, ReplicaSlices(), steps, shard, shards))
+                result, extra[0] = compute(batches, n)
+                return result
+
+            self._functions[key] = data, function, extra
+        return store, function, extra
+
+
+def _shard_outputs(step: PredictStep):
+    """A function from `n` batches to the rows of each i64[n] with all their outputs, and the outputs' structure."""
+
+    def compute(batches, n):
+        first = step.predict(next(batches))
+        structure = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), first)
+        leaves = tf.nest.flatten(first)
+        arrays = [tf.TensorArray(t.dtype, n, element_shape=t.shape, infer_shape=False) for t in leaves]
+        arrays = [a.write(0, t) for a, t in zip(arrays, leaves, strict=True)]
+        rows = tf.TensorArray(tf.int64, n, element_shape=[]).write(0, tf.shape(leaves[0], tf.int64)[0])
+        for i in tf.range(1, n):
+            leaves = tf.nest.flatten(step.predict(next(batches)))
+            arrays = [a.write(i, t) for a, t in zip(arrays, leaves, strict=True)]
+            rows = rows.write(i, tf.shape(leaves[0], tf.int64)[0])
+        return [rows.stack(), *[a.concat() for a in arrays]], structure
+
+    return compute

@@ -1,0 +1,191 @@
+"""The dispatcher of synchronous updates: each is the mean of several workers' gradients on the same weights.
+
+TensorFlow 2 has no such thing (its guide says so); TensorFlow 1 had SyncReplicasOptimizer. A worker that is late finds
+old tokens and throws them away, so one that was stopped is back in step at once, and never holds up the others as long
+as enough of them are left (`synchronous_update`). When a worker dies, the others get its tokens.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tf2dist.execution.compiled_step import CompiledStep
+from tf2dist.execution.dispatcher import ExecutionResult
+from tf2dist.execution.predict_step import PredictStep
+from tf2dist.execution.train_step import TrainStep
+from tf2dist.input.data_adapter import DataAdapter, FiniteDataAdapter
+from tf2dist.parameter_server.options import ParameterServer
+from tf2dist.parameter_server.sharded_pass import ShardedPass
+from tf2dist.parameter_server.synchronous_update import STOP, SynchronousUpdate
+from tf2dist.parameter_server.update_counter import UpdateCounter
+from tf2dist.parameter_server.worker_pool import WorkerPool, repeat_element, this_worker
+from tf2dist.runtime import session
+
+_CHECK_SECONDS = 0.5  # between two looks for failed or lost workers
+
+
+class _Stream(NamedTuple):
+    """Iterators on the workers over the slices of batches, and over the worker's own number; and what a batch is."""
+
+    batches: Any
+    worker_numbers: Any
+    element_spec: Any
+
+
+class _UpdatesBySpec:
+    """What makes updates of a model, for each kind of batch: gradients of different kinds need queues of their own."""
+
+    def __init__(self, make: Callable[[], SynchronousUpdate]):
+        self._make = make
+        self._updates: dict[tuple, SynchronousUpdate] = {}
+
+    def update_for(self, element_spec) -> SynchronousUpdate:
+        leaves = tf.nest.flatten(element_spec)
+        key = (str(tf.nest.map_structure(lambda _: None, element_spec)), *leaves)
+        if key not in self._updates:
+            self._updates[key] = self._make()
+        return self._updates[key]
+
+
+class SynchronousDispatcher:
+    """Makes updates of several workers' gradients. A `Dispatcher`."""
+
+    max_in_flight = 1
+    workers = 1
+
+    def __init__(self, strategy: tf.distribute.ParameterServerStrategy, options: ParameterServer):
+        self._pool = WorkerPool(strategy)
+        workers, slices = self._pool.count, self._pool.slices
+        self._backups, self._needed = options.backup_workers, workers - options.backup_workers
+        if self._needed < 1:
+            raise ValueError(
+                f"backup_workers={options.backup_workers} leaves none of the {workers} workers to wait for; "
+                f"at most {workers - 1} can be backups"
+            )
+        if not slices.single:
+            raise ValueError(
+                f'update="sync" needs workers with one device each, and these have {slices.total}; start a worker '
+                "for each device"
+            )
+        self._updates = UpdateCounter(strategy)
+        self._passes = ShardedPass(self._pool)
+        self._result: ExecutionResult | None = None
+        self._round = 0  # of the workers' executions; a round ends when the workers are needed for something else
+        self._running: SynchronousUpdate | None = None  # what the workers are computing gradients for
+        self._first: int | None = None  # number of the first update of the stream; not known before it is made
+
+    @property
+    def global_step(self) -> int:
+        """See `Dispatcher`."""
+        return self._updates.value
+
+    def compile(self, step: TrainStep) -> _UpdatesBySpec:
+        """See `Dispatcher`."""
+        assert isinstance(step, CompiledStep)  # model_validation refuses models with steps of their own
+        return _UpdatesBySpec(lambda: SynchronousUpdate(self._pool, step, self._updates, self._needed))
+
+    def open_stream(self, data: DataAdapter, start: int) -> _Stream:
+        """See `Dispatcher`. Worker w of n reads every n-th of the slices of which updates are made."""
+        self.cancel()
+        self._updates.reset(start)
+        self._first = None
+        tensors = data.remote_tensors()
+
+        def dataset():
+            return data.training_slices(tensors, self._needed, start, this_worker(), self._pool.count)
+
+        numbers = self._pool.open_iterators(lambda: repeat_element(this_worker()))
+        return _Stream(self._pool.open_iterators(dataset), numbers, data.element_spec())
+
+    def schedule(self, execution: _UpdatesBySpec, stream: _Stream, steps: int) -> None:
+        """Makes `steps` updates while the workers work."""
+        began, update = time.perf_counter(), execution.update_for(stream.element_spec)
+        if self._running is None:
+            self._round += 1
+            for _ in range(self._pool.count):
+                last = tf.constant(STOP + self._round, tf.int64)
+                self._pool.schedule(update.work, (stream.batches, stream.worker_numbers, last))
+            self._running = update
+        self._first = update.number if self._first is None else self._first
+        with _WorkerWatch(self._pool, update, self._needed):
+            *sums, dropped = update.make_updates(tf.constant(steps), tf.constant(self._first, tf.int64))
+        sums = [t.numpy() for t in sums]
+        late = int(dropped) if self._backups else None  # without backups all of them are waited for
+        self._result = ExecutionResult(steps, sums, time.perf_counter() - began, late)
+
+    def next_result(self) -> ExecutionResult:
+        """See `Dispatcher`."""
+        result, self._result = self._result, None
+        assert result is not None  # schedule was called
+        return result
+
+    def cancel(self) -> None:
+        """Ends the workers' executions; a worker that does not answer ends its execution when it does."""
+        if self._running is not None:
+            # One worker may be left with the executions of all: enough tokens to end each of them.
+            counts = [self._pool.count] * self._pool.count
+            self._running.hand_out_tokens(counts, STOP + self._round)
+        self._running = self._result = None
+
+    def evaluate(self, step: TrainStep, data: FiniteDataAdapter) -> Iterator[list[np.ndarray]]:
+        """See `Dispatcher`. The workers stop training for it."""
+        self.cancel()
+        return self._passes.evaluate(step, data)
+
+    def predict(self, step: PredictStep, data: FiniteDataAdapter) -> Iterator[Any]:
+        """See `Dispatcher`. The workers stop training for it."""
+        self.cancel()
+        return self._passes.predict(step, data)
+
+
+def gradient_quotas(workers: int, needed: int) -> list[int]:
+    """How many gradients of an update each worker computes: one, or more where fewer than `needed` workers are left."""
+    lost = {t.index for t in session.current().lost_tasks() if t.job == "worker"}
+    present = [w for w in range(workers) if w not in lost]
+    quotas = [int(w in present) for w in range(workers)]
+    for number in range(needed - len(present) if present else 0):
+        quotas[present[number % len(present)]] += 1
+    return quotas
+
+
+class _WorkerWatch:
+    """Looks for failed and lost workers while the coordinator waits for gradients."""
+
+    def __init__(self, pool: WorkerPool, update: SynchronousUpdate, needed: int):
+        self._pool, self._update, self._needed = pool, update, needed
+        self._quotas = gradient_quotas(pool.count, needed)
+        update.set_quotas(self._quotas)
+        self._error: Exception | None = None
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> _WorkerWatch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind, error, trace) -> None:
+        self._over.set()
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def _watch(self) -> None:
+        while not self._over.wait(_CHECK_SECONDS):
+            try:
+                self._pool.raise_failure()
+            except Exception as failure:
+                self._error = failure
+                self._update.close()
+                return
+            quotas = gradient_quotas(self._pool.count, self._needed)
+            if quotas != self._quotas:
+                more = [max(0, new - old) for new, old in zip(quotas, self._quotas, strict=True)]
+                self._quotas = quotas
+                self._update.set_quotas(quotas)
+                self._update.hand_out_more(more)

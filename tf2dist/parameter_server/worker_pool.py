@@ -1,0 +1,80 @@
+"""The workers of a coordinator: scheduling functions on them, and iterators that live there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf2dist.compat.strategies import worker_count
+from tf2dist.input.batch_slicing import ReplicaSlices
+from tf2dist.input.without_autotune import without_autotune
+from tf2dist.runtime import devices
+
+
+class WorkerPool:
+    """The workers that a parameter server strategy leads, through TensorFlow's `ClusterCoordinator`.
+
+    Attributes:
+      strategy: the strategy.
+      count: how many workers the cluster has, lost ones included.
+      slices: the replicas of one worker, which cut its batches between them.
+    """
+
+    def __init__(self, strategy: tf.distribute.ParameterServerStrategy):
+        self.strategy = strategy
+        self.count = worker_count(strategy)
+        self.slices = ReplicaSlices(count=strategy.num_replicas_in_sync, total=strategy.num_replicas_in_sync)
+        self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+
+    def schedule(self, function, args: tuple) -> Any:
+        """Schedules a `tf.function` on the next free worker; returns its remote value."""
+        return self._coordinator.schedule(function, args=args)
+
+    def fetch(self, remote) -> list[np.ndarray] | None:
+        """Waits for a scheduled function; None if it ended and its result was lost with its worker.
+
+        Raises:
+          tf.errors.OpError: the function failed, or a server is gone.
+        """
+        try:
+            fetched = remote.fetch()
+        except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError):
+            self.raise_failure()  # if it was more than this fetch
+            return None
+        # Once TensorFlow was seen to report a function with outputs as done without any, after it had garbled the
+        # name of a device in one of its messages.
+        return None if fetched is None else [np.asarray(t) for t in tf.nest.flatten(fetched)]
+
+    def raise_failure(self) -> None:
+        """Raises the error of a scheduled function that has failed, if one has."""
+        self._coordinator.done()
+
+    def open_iterators(self, make_dataset: Callable[[], tf.data.Dataset]) -> Any:
+        """An iterator on each worker over the dataset that `make_dataset` makes there, as an argument of functions."""
+
+        @tf.function
+        def datasets():
+            if not devices.on_accelerators(self.strategy):
+                # A worker's CPU reads what it has made in its memory as it is. tf.distribute's iterators would add
+                # two of their own, with tuning threads (see `without_autotune`).
+                return make_dataset()
+            return self.strategy.distribute_datasets_from_function(lambda context: make_dataset())
+
+        return iter(self._coordinator.create_per_worker_dataset(datasets))
+
+    def first_replica(self, element) -> Any:
+        """Of an element, or a result, of all replicas of a worker, the first replica's."""
+        return tf.nest.map_structure(lambda t: self.strategy.experimental_local_results(t)[0], element)
+
+
+def this_worker() -> tf.Tensor:
+    """The index i64[] of the worker that runs this. In a graph."""
+    return tf.cast(tf.distribute.coordinator.experimental_get_current_worker_index(), tf.int64)
+
+
+def repeat_element(element) -> tf.data.Dataset:
+    """The same element, endlessly."""
+    return without_autotune(tf.data.Dataset.from_tensors(element).repeat())

@@ -1,0 +1,81 @@
+"""One update of the servers' variables by a worker, with as few messages as possible."""
+
+from __future__ import annotations
+
+import keras
+import tensorflow as tf
+
+from tf2dist.compat.model import layers_of
+from tf2dist.compat.stateless_scope import OverlayScope
+from tf2dist.execution.compiled_step import CompiledStep
+from tf2dist.layers.sharded_embedding import ShardedEmbedding
+from tf2dist.parameter_server.fused_transfer import WORKER_STEP_LIMIT, FusedTransfer, nbytes
+from tf2dist.parameter_server.update_counter import UpdateCounter
+
+
+class WorkerStep:
+    """Makes one update, as `CompiledStep.update` does on one replica; small weights, and gradients, travel together.
+
+    Args:
+      step: whose updates.
+      counter: counts them.
+    """
+
+    def __init__(self, step: CompiledStep, counter: UpdateCounter):
+        self._step, self._model, self._counter = step, step.model, counter
+        weights = self._model.trainable_variables
+        # Of a table that is looked up, a few rows are read and written where it is.
+        tables = {id(v) for layer in _lookup_layers(self._model) for v in layer.trainable_variables}
+        self._small = [v for v in weights if id(v) not in tables and nbytes(v) <= WORKER_STEP_LIMIT]
+        self._transfer = FusedTransfer(self._small, WORKER_STEP_LIMIT)
+        self._first_server = weights[0].value.device if weights else None
+
+    def update(self, batch) -> list[tf.Tensor]:
+        """Makes one update on `batch`; returns its metric sums. In a replica's graph on the worker."""
+        fetched = zip(self._small, self._transfer.fetch(), strict=True)
+        with OverlayScope(fetched, self._model.trainable_variables) as scope:
+            gradients, sums = self._step.gradients(batch, None)
+        gradients = self._send(gradients)
+        with self._counter.counted([t for g in gradients for t in _parts(g)], 1):
+            for variable, value in scope.written(self._model.non_trainable_variables):  # seeds and statistics
+                variable.assign(value)
+            for variable, value in scope.written(self._model.trainable_variables):
+                # Another worker's update since it was read is not to be lost.
+                variable.value.assign_add(value - tf.convert_to_tensor(scope.before(variable)))
+            # Numbers that only the optimizer needs, and what it computes from them, stay on the server.
+            with tf.device(self._first_server):
+                self._step.apply(gradients)
+        return sums
+
+    def _send(self, gradients) -> list:
+        """The gradients on the devices of their weights, those of small weights together."""
+        weights, sent = self._model.trainable_variables, list(gradients)
+        small = {id(v) for v in self._small}
+        places = [n for n, g in enumerate(gradients) if isinstance(g, tf.Tensor) and id(weights[n]) in small]
+        for n, gradient in enumerate(gradients):
+            if n not in places and gradient is not None:
+                with tf.device(weights[n].value.device):
+                    sent[n] = _copied(gradient)
+        transfer = FusedTransfer([weights[n] for n in places], WORKER_STEP_LIMIT)
+        for n, gradient in zip(places, transfer.send([gradients[n] for n in places]), strict=True):
+            sent[n] = gradient
+        return sent
+
+
+def _lookup_layers(model: keras.Model) -> list[keras.Layer]:
+    kinds = (keras.layers.Embedding, ShardedEmbedding)
+    return [layer for layer in layers_of(model) if isinstance(layer, kinds)]
+
+
+def _copied(gradient):
+    """The gradient, a tensor or slices, on the current device."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(tf.identity(gradient.values), tf.identity(gradient.indices), gradient.dense_shape)
+    return tf.identity(gradient)
+
+
+def _parts(gradient) -> list[tf.Tensor]:
+    """The tensors that make up a gradient; none for None."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return [gradient.values, gradient.indices]
+    return [] if gradient is None else [gradient]

@@ -1,0 +1,110 @@
+"""Collective operations between the peers of a multi-worker job, and no-ops elsewhere.
+
+A peer is a process that runs the training loop in lockstep with the others (strategy "multiworker"). Every peer must
+call these functions in the same order. Under any other strategy there is one peer.
+"""
+
+# TensorFlow ships no types.
+# pyright: strict, reportUntypedFunctionDecorator=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownParameterType=false
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+
+def peers(strategy: tf.distribute.Strategy) -> tuple[int, int]:
+    """Returns the number of peers and the rank of this one, from 0; the chief has rank 0."""
+    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return 1, 0
+    resolver = strategy.cluster_resolver
+    spec = resolver.cluster_spec().as_dict()
+    chiefs = len(spec.get("chief", ()))
+    rank = resolver.task_id if resolver.task_type == "chief" else chiefs + resolver.task_id
+    return max(1, chiefs + len(spec.get("worker", ()))), rank
+
+
+def all_reduce(strategy: tf.distribute.Strategy, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Sums tensors over all peers in one collective. Call it inside of a `tf.function`.
+
+    Args:
+      strategy: in its cross-replica context.
+      tensors: of static shapes, summed as float64, in which counts stay exact; each is this peer's sum over its own
+        replicas.
+
+    Returns:
+      The sums, of the shapes and dtypes of `tensors`, the same in every peer.
+    """
+    count, _ = peers(strategy)
+    flat = tf.concat([tf.reshape(tf.cast(t, tf.float64), [-1]) for t in tensors], 0)
+    flat /= strategy.num_replicas_in_sync // count  # each replica of a peer contributes the whole peer's sum
+
+    def reduce(values: tf.Tensor) -> tf.Tensor:
+        local = tf.identity(values)  # on the replica's device: the collective runs where its input is
+        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, local)
+
+    flat = strategy.experimental_local_results(strategy.run(reduce, args=(flat,)))[0]
+    pieces = tf.split(flat, [t.shape.num_elements() for t in tensors])
+    return [tf.cast(tf.reshape(p, t.shape), t.dtype) for p, t in zip(pieces, tensors, strict=True)]
+
+
+def broadcast(strategy: tf.distribute.Strategy, values: Sequence[Any]) -> list[np.ndarray]:
+    """Returns the values of the peer with rank 0, in every peer. Shapes and dtypes must be the same in all peers."""
+    arrays = [np.asarray(v) for v in values]
+    if peers(strategy)[0] == 1:
+        return arrays
+
+    def keep_first(*values: tf.Tensor) -> list[tf.Tensor]:
+        context = tf.distribute.get_replica_context()
+        is_first = context.replica_id_in_sync_group == 0
+        kept = [tf.where(is_first, v, tf.zeros_like(v)) for v in values]
+        return [context.all_reduce(tf.distribute.ReduceOp.SUM, v) for v in kept]
+
+    @tf.function
+    def broadcast_tensors(values: list[tf.Tensor]) -> list[tf.Tensor]:
+        return [strategy.experimental_local_results(r)[0] for r in strategy.run(keep_first, args=tuple(values))]
+
+    wide = [v.astype(np.int64) if v.dtype.kind in "biu" else v for v in arrays]
+    received = broadcast_tensors([tf.convert_to_tensor(v) for v in wide])
+    return [r.numpy().astype(v.dtype) for r, v in zip(received, arrays, strict=True)]
+
+
+def broadcast_variables(strategy: tf.distribute.Strategy, variables: Sequence[Any]) -> None:
+    """Assigns the values that Keras variables have in the peer with rank 0 to those of every peer."""
+    if peers(strategy)[0] > 1:
+        for variable, value in zip(variables, broadcast(strategy, [v.numpy() for v in variables]), strict=True):
+            variable.assign(value)
+
+
+def all_gather(strategy: tf.distribute.Strategy, data: bytes) -> list[bytes]:
+    """Returns the data of every peer in the order of their ranks, in every peer. Lengths may differ."""
+    if peers(strategy)[0] == 1:
+        return [data]
+    gather = _gather_function(strategy)
+    lengths = gather(tf.constant([len(data)], tf.int64)).numpy()[:, 0]
+    words = np.zeros(-(-int(lengths.max()) // 8), np.int64)  # collectives take numbers, not bytes
+    words.view(np.uint8)[: len(data)] = np.frombuffer(data, np.uint8)
+    rows = gather(tf.constant(words)).numpy()
+    return [row.tobytes()[:length] for row, length in zip(rows, lengths, strict=True)]
+
+
+@functools.cache
+def _gather_function(strategy: tf.distribute.Strategy) -> Callable[[tf.Tensor], tf.Tensor]:
+    """Returns a function from this peer's i64[n] to the i64[peers, n] of all peers."""
+    replicas = strategy.num_replicas_in_sync // peers(strategy)[0]  # of each peer; its first one contributes
+
+    def contribute(values: tf.Tensor) -> tf.Tensor:
+        context = tf.distribute.get_replica_context()
+        row = tf.one_hot(context.replica_id_in_sync_group, strategy.num_replicas_in_sync, dtype=tf.int64)[::replicas]
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, row[:, tf.newaxis] * values)
+
+    @tf.function(reduce_retracing=True)
+    def gather(values: tf.Tensor) -> tf.Tensor:
+        return strategy.experimental_local_results(strategy.run(contribute, args=(values,)))[0]
+
+    return gather

@@ -1,0 +1,54 @@
+"""How programs show what the library logs: trainers, servers, and members of a cluster that set up no logging."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+from tf2dist.system import environment_variables
+
+
+class _StderrHandler(logging.Handler):
+    """Writes each record as its bare message to what is standard error at that time."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            if sys.stderr is not None:
+                sys.stderr.write(f"{self.format(record)}\n")  # at once: other threads log too
+                sys.stderr.flush()
+        except Exception:  # a pipe without a reader, say
+            self.handleError(record)
+
+
+def log_to_stderr() -> None:
+    """Shows the library's log as plain lines on standard error; for trainers and server processes."""
+    log = logging.getLogger("tf2dist")
+    if not any(isinstance(handler, _StderrHandler) for handler in log.handlers):
+        log.addHandler(_StderrHandler())
+        log.setLevel(logging.INFO)
+        log.propagate = False
+
+
+def log_to_stderr_by_default() -> None:
+    """As `log_to_stderr`, unless the program has set up logging; for user programs that join a cluster.
+
+    Python's own default would show bare lines too, but a dependency of TensorFlow logs to the root logger, and that
+    sets up another format for the whole process.
+    """
+    log = logging.getLogger("tf2dist")
+    if not log.hasHandlers():
+        log_to_stderr()
+    elif log.level == logging.NOTSET:  # a root logger at WARNING, its default, would drop an evaluator's results
+        log.setLevel(logging.INFO)
+
+
+def quiet_tensorflow() -> None:
+    """Turns the Python log of TensorFlow off, unless TF_CPP_MIN_LOG_LEVEL asks for more; for processes of a launcher.
+
+    It reports every retry of a remote call as an error, over several lines. To be called before or after the import.
+    """
+    name = "TF_CPP_MIN_LOG_LEVEL"
+    default = environment_variables.TENSORFLOW_DEFAULTS[name]
+    if os.environ.get(name, default) == default:
+        logging.getLogger("tensorflow").setLevel(logging.CRITICAL)

@@ -1,0 +1,92 @@
+"""A server task: a parameter server that holds variables, or a worker that runs the steps that it is sent."""
+
+# TensorFlow ships no types.
+# pyright: strict, reportUnknownMemberType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+import traceback
+from typing import NoReturn
+
+from tf2dist.cluster import heartbeat, rendezvous
+from tf2dist.cluster.heartbeat import TaskLostError
+from tf2dist.cluster.roles import leader_of
+from tf2dist.cluster.spec import Cluster, ClusterError, Task
+from tf2dist.runtime.logging_setup import log_to_stderr, quiet_tensorflow
+from tf2dist.runtime.process_exit import exit_now
+from tf2dist.runtime.tensorflow_import import import_tensorflow
+from tf2dist.system import linux
+
+_LEADER_FIRST = 1.0  # seconds after the coordinator's loss: a launcher is to see its exit before this process's
+_log = logging.getLogger("tf2dist")
+
+
+def serve(cluster: Cluster, limit: float | None = None) -> None:
+    """Serves variables or runs steps for the job's coordinator, until the job is done.
+
+    Args:
+      cluster: with this process as a ps or a worker.
+      limit: seconds to wait for the coordinator; `rendezvous.start_timeout` if not given.
+
+    Raises:
+      RendezvousError: the coordinator did not connect, or was started differently.
+      TaskLostError: the coordinator died before the job was done.
+    """
+    connection = rendezvous.wait_for_leader(cluster, leader_of(cluster), limit or rendezvous.start_timeout())
+    with heartbeat.sending_heartbeats([connection]):  # on a slow host the import alone takes longer than their grace
+        tf = import_tensorflow()
+        from tf2dist.runtime import session_options
+
+        options = session_options.make(cluster)
+        server = tf.distribute.Server(
+            cluster.spec, job_name=cluster.task.job, task_index=cluster.task.index, protocol="grpc", config=options
+        )
+    connection.send("ready")
+    heartbeat.wait_until_done(connection)
+    del server  # it cannot be stopped; it ends with the process
+
+
+def serve_and_exit(cluster: Cluster, limit: float) -> NoReturn:
+    """Serves until the job is done, and exits; with status 1 and one line when the coordinator is lost."""
+    log_to_stderr()
+    quiet_tensorflow()
+    try:
+        serve(cluster, limit)
+    except (TaskLostError, ClusterError, rendezvous.RendezvousError) as error:
+        if isinstance(error, TaskLostError):
+            time.sleep(_LEADER_FIRST)
+        _log.error("tf2dist: %s: %s", cluster.task, error)
+        exit_now(2 if isinstance(error, ClusterError) else 1)
+    exit_now(0)
+
+
+def fork_worker_0_server(cluster: Cluster, limit: float) -> None:
+    """Starts worker 0's server as a child process of the coordinator that worker 0 also is.
+
+    A fork before TensorFlow has touched a device is safe, also after its import.
+    """
+    if "tensorflow" in sys.modules:
+        from tf2dist.compat import eager_context
+
+        if eager_context.is_initialized():
+            raise RuntimeError("tf2dist.join must come before the first TensorFlow operation of the process")
+    parent = os.getpid()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        return  # it ends with this process
+    try:
+        linux.die_with_parent(parent, signal.SIGKILL)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the coordinator, which ends this one
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        serve_and_exit(cluster.at(Task("worker", 0)), limit)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        exit_now(1)

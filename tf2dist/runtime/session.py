@@ -1,0 +1,249 @@
+"""The session: this process in its job. `join` and `connect` begin it; `current` returns it."""
+
+# TensorFlow ships no types.
+# pyright: strict, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownParameterType=false
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from typing import TYPE_CHECKING
+
+from tf2dist.cluster import environments, rendezvous
+from tf2dist.cluster.loss_policy import LossPolicy
+from tf2dist.cluster.roles import Role, followers_of, leader_of, role_of
+from tf2dist.cluster.spec import Cluster, Task
+from tf2dist.cluster.strategies import STRATEGIES
+from tf2dist.cluster.task_monitor import FollowerMonitor, LeaderMonitor
+from tf2dist.runtime import tensorflow_import
+from tf2dist.runtime.failure_reporter import FailureReporter
+from tf2dist.runtime.logging_setup import log_to_stderr_by_default, quiet_tensorflow
+from tf2dist.runtime.server import fork_worker_0_server, serve_and_exit
+from tf2dist.system import environment_variables
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import tensorflow as tf
+
+
+class Session(FailureReporter):
+    """This process in its job: its role, which other tasks are lost, and (`FailureReporter`) how the process ends.
+
+    Args:
+      cluster: the job's tasks; None where this process is alone.
+      role: what this process does in the job.
+      start_timeout: seconds to wait for the other tasks; `rendezvous.start_timeout` if not given.
+
+    Attributes:
+      cluster, role: as given.
+      strategy: what `join` returned; None if nothing was joined, or with `connect`.
+    """
+
+    def __init__(
+        self, cluster: Cluster | None = None, role: Role = Role.SOLO, *, start_timeout: float | None = None
+    ) -> None:
+        super().__init__()
+        self.cluster = cluster
+        self.role = role
+        self.strategy: tf.distribute.Strategy | None = None
+        self._start_timeout = start_timeout
+        self._monitor: LeaderMonitor | FollowerMonitor | None = None
+
+    @property
+    def is_evaluator(self) -> bool:
+        """Whether this process is the job's evaluator, which does not train."""
+        return self.role is Role.EVALUATOR
+
+    @property
+    def start_timeout(self) -> float:
+        """Seconds that this process waits for the other tasks to start."""
+        return self._start_timeout or rendezvous.start_timeout()
+
+    @property
+    def first_loss(self) -> str:
+        """Which other task was lost first, as "ps 0 at host:port is gone: ..."; empty if none was."""
+        return self.wait_for_loss(0.0)
+
+    def wait_for_loss(self, limit: float) -> str:
+        """Returns `first_loss`, waiting up to `limit` seconds for it: TensorFlow may notice before the monitor does."""
+        return self._monitor.first_loss(limit) if self._monitor else ""
+
+    def lost_tasks(self) -> list[Task]:
+        """Returns the tasks that are lost and have not come back; always none in a process that does not lead."""
+        return self._monitor.lost if self._monitor else []
+
+    def call_with_peers(self) -> contextlib.AbstractContextManager[None]:
+        """Returns a context for a call that every peer of the job makes, and waits for the others in.
+
+        If one of them has ended its program, or does while this process is inside, this one ends with status 1 and says
+        so, instead of waiting for ever.
+        """
+        return self._monitor.calls.one() if self._monitor and self.role is Role.PEER else contextlib.nullcontext()
+
+    def monitor_with(self, monitor: LeaderMonitor | FollowerMonitor) -> None:
+        """Sets the monitor that notices the loss of other tasks."""
+        self._monitor = monitor
+
+
+_current = Session()
+
+
+def current() -> Session:
+    """Returns the session of this process: one without a cluster if it has joined nothing."""
+    return _current
+
+
+def _begin(session: Session) -> Session:
+    global _current
+    _current = session
+    if session.cluster is not None:
+        log_to_stderr_by_default()
+    if environment_variables.LAUNCHED_AT in os.environ:
+        quiet_tensorflow()
+    return session
+
+
+def join(
+    name: str,
+    *,
+    replicas: int | None = None,
+    cluster: Cluster | None = None,
+    start_timeout: float | None = None,
+) -> tf.distribute.Strategy:
+    """Takes this process's place in the job and returns its strategy.
+
+    A server (a ps, or a worker that a coordinator leads) serves inside of this call and the process exits when the
+    job is done, so what follows in the script runs only in processes that run a loop, and in an evaluator. Without a
+    cluster "one", "mirrored" and "central" just work; with one of several tasks, each of which would train by itself,
+    they are refused.
+
+    Args:
+      name: one of `tf2dist.STRATEGIES`.
+      replicas: see `make_strategy`.
+      cluster: from the environment (TF_CONFIG) if not given.
+      start_timeout: seconds to wait for the other tasks of the job; TF2DIST_START_TIMEOUT, or 120, if not given.
+
+    Raises:
+      ClusterError: a cluster that cannot be, or does not fit the strategy, or a port in use.
+      RendezvousError: a task that is missing after `start_timeout`, or was started differently.
+      ValueError: an unknown name, or devices that are not there.
+    """
+    if name not in STRATEGIES:
+        raise ValueError(f"unknown strategy {name!r}; strategies are {', '.join(STRATEGIES)}")
+    if cluster is None:  # also for strategies of one process: each task of a job would train by itself, unseen
+        cluster = environments.from_environment()
+    role = role_of(name, cluster)
+    limit = start_timeout or rendezvous.start_timeout()
+    tensorflow_import.set_defaults()
+    session = _begin(Session(cluster, role, start_timeout=limit))
+    if role is Role.EVALUATOR:
+        return _make_strategy(session, "one", None, None)
+    if role is Role.SOLO:
+        return _make_strategy(session, name, replicas, None)
+    assert cluster is not None
+    if role is Role.SERVER:
+        serve_and_exit(cluster, limit)
+    if role is Role.COORDINATOR:
+        _begin_coordinator(session, cluster, limit)
+    else:
+        _begin_peer(session, cluster, limit)
+    return _make_strategy(session, name, replicas, cluster)
+
+
+def connect(cluster: Cluster | None = None, *, replicas: int | None = None, start_timeout: float | None = None) -> None:
+    """Takes this process's place in a cluster without a strategy, for a program that places operations itself.
+
+    The leader (the chief, worker 0, or the first task where jobs have other names) returns, and `tf.device` then
+    takes the devices of every task, as "/job:worker/task:1/gpu:0". The others serve inside of this call, and exit
+    when the leader's program has ended. Without a cluster there are this process's own devices.
+
+    Args:
+      cluster: from the environment (TF_CONFIG) if not given; `AnyJobs` where jobs have other names.
+      replicas: devices of this process: GPUs, or virtual CPU devices where there are none.
+      start_timeout: seconds to wait for the other tasks, as for `join`.
+
+    Raises:
+      As `join`, and TaskLostError when a task dies before the program begins; later on that ends this process.
+    """
+    cluster = cluster or environments.from_environment()
+    tensorflow_import.set_defaults()
+    limit = start_timeout or rendezvous.start_timeout()
+    others = [] if cluster is None else [t for t in cluster.tasks if t != leader_of(cluster) and t.job != "evaluator"]
+    if cluster is None or not others:
+        _begin(Session(cluster, start_timeout=limit))
+        tensorflow_import.import_tensorflow()
+        from tf2dist.runtime import devices
+
+        devices.replica_devices(replicas)
+        return
+    if cluster.task in others:
+        serve_and_exit(cluster, limit)
+    session = _begin(Session(cluster, Role.COORDINATOR, start_timeout=limit))
+    rendezvous.check_port_free(cluster)
+    policy = LossPolicy.of(cluster, has_servers=False)
+    monitor = LeaderMonitor(rendezvous.wait_for_followers(cluster, others, limit), policy, session.end_for_loss)
+    session.monitor_with(monitor)
+    tf = tensorflow_import.import_tensorflow()
+    from tf2dist.runtime import devices, session_options
+
+    monitor.wait_ready(limit)
+    session.at_exit(lambda: monitor.end(together=False))
+    with tensorflow_import.held_back_stderr():
+        session_options.use(cluster)
+        devices.replica_devices(replicas)
+        tf.config.experimental_connect_to_cluster(
+            tf.train.ClusterSpec(cluster.spec),
+            job_name=cluster.task.job,
+            task_index=cluster.task.index,
+            protocol="grpc",
+        )
+
+
+def _make_strategy(
+    session: Session, name: str, replicas: int | None, cluster: Cluster | None
+) -> tf.distribute.Strategy:
+    tensorflow_import.import_tensorflow()
+    from tf2dist.runtime.strategies import make_strategy
+
+    with tensorflow_import.held_back_stderr():
+        session.strategy = make_strategy(name, replicas=replicas, cluster=cluster)
+    return session.strategy
+
+
+def _begin_coordinator(session: Session, cluster: Cluster, limit: float) -> None:
+    """Finds the servers and monitors them."""
+    rendezvous.check_port_free(cluster)
+    policy = LossPolicy.of(cluster, has_servers=True)
+    if leader_of(cluster).job == "worker":
+        fork_worker_0_server(cluster, limit)
+    monitor = LeaderMonitor(
+        rendezvous.wait_for_followers(cluster, followers_of(cluster), limit),
+        policy,
+        session.end_for_loss,
+        find_replacement=lambda task, over: rendezvous.wait_for_replacement(cluster, task, over),
+    )
+    session.monitor_with(monitor)
+    tensorflow_import.import_tensorflow()
+    monitor.wait_ready(limit)
+    session.at_exit(lambda: monitor.end(together=False))
+
+
+def _begin_peer(session: Session, cluster: Cluster, limit: float) -> None:
+    """Finds the other peers, or the first one, and monitors them."""
+    leader = leader_of(cluster)
+    rendezvous.check_port_free(cluster)
+    monitor: LeaderMonitor | FollowerMonitor
+    end: Callable[[], object]
+    if cluster.task == leader:
+        connections = rendezvous.wait_for_followers(cluster, followers_of(cluster), limit)
+        monitor = LeaderMonitor(connections, LossPolicy.of(cluster, has_servers=False), session.end_for_loss)
+        end = functools.partial(monitor.end, together=True)
+    else:
+        monitor = FollowerMonitor(rendezvous.wait_for_leader(cluster, leader, limit), session.end_for_loss)
+        end = monitor.end
+    session.monitor_with(monitor)
+    tensorflow_import.import_tensorflow()
+    session.at_exit(end)  # after the import, so that it runs before TensorFlow's own functions at exit

@@ -1,0 +1,59 @@
+"""The import of TensorFlow without its start-up messages."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+import tempfile
+from collections.abc import Generator
+
+from tf2dist.system.environment_variables import TENSORFLOW_DEFAULTS
+
+
+def set_defaults() -> None:
+    """Sets the environment variables that TensorFlow reads at its import; what the user has set stays."""
+    for name, value in TENSORFLOW_DEFAULTS.items():
+        os.environ.setdefault(name, value)
+
+
+def import_tensorflow():
+    """Imports and returns TensorFlow; what it prints at its import is shown only when that fails.
+
+    `TF_CPP_MIN_LOG_LEVEL` has no effect on what TensorFlow logs before its logging is initialized, so standard error
+    is held back during the import.
+    """
+    set_defaults()
+    if "tensorflow" not in sys.modules:
+        with held_back_stderr():
+            importlib.import_module("keras")
+            import tensorflow as tf
+    import tensorflow as tf
+
+    return tf
+
+
+@contextlib.contextmanager
+def held_back_stderr() -> Generator[None]:
+    """Captures what is written to file descriptor 2; shows it only when the block raises."""
+    if sys.stderr is None:  # the process was started without one
+        yield
+        return
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as caught:
+        os.dup2(caught.fileno(), 2)
+        try:
+            try:
+                yield
+            finally:
+                sys.stderr.flush()
+        except BaseException:
+            os.dup2(kept, 2)
+            caught.seek(0)
+            os.write(2, caught.read())
+            raise
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)

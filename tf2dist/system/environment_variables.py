@@ -1,0 +1,35 @@
+"""Environment variables that this project reads or sets; docs/environment.md has the table."""
+
+from collections.abc import Mapping
+
+START_TIMEOUT = "TF2DIST_START_TIMEOUT"  # seconds that a task waits for the others
+LAUNCHED_AT = "TF2DIST_LAUNCHED_AT"  # Unix time at which the user's command began
+PREPARED = "TF2DIST_PREPARED"  # what a launching trainer has found out for all its processes, as JSON
+WORKERS_GRACE = "TF2DIST_WORKERS_GRACE"  # seconds that a ps job without workers waits for them
+SLURM_TASKS = "TF2DIST_TASKS"  # which tasks a Slurm job has, in the order of their numbers: "chief:1,worker:2,ps:1"
+SLURM_PORT = "TF2DIST_PORT"  # the port of task 0 of a Slurm job; task n has this plus n
+
+# Set before TensorFlow is imported, unless the user has set them.
+TENSORFLOW_DEFAULTS = {
+    "TF_CPP_MIN_LOG_LEVEL": "3",  # C++ errors reach Python as exceptions that say more
+    "GRPC_VERBOSITY": "ERROR",
+    # A call to a server that is not there (yet) waits or fails as the caller asked, not at once: without it a
+    # coordinator gives up on a worker that restarts (documentation of ParameterServerStrategy).
+    "GRPC_FAIL_FAST": "use_caller",
+}
+
+
+def seconds(name: str, environ: Mapping[str, str], default: float) -> float:
+    """Returns the seconds that a variable holds, or `default` if it is not set.
+
+    Raises:
+      ValueError: it holds something else than a number above 0; in one line.
+    """
+    text = environ.get(name, "")
+    try:
+        found = float(text) if text else default
+    except ValueError:
+        found = 0.0
+    if not 0 < found < float("inf"):
+        raise ValueError(f"{name} is {text!r}; it must be a number of seconds above 0")
+    return found

@@ -1,0 +1,90 @@
+"""Functions of Linux that Python lacks: prctl, process trees and start times from /proc."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import sys
+import time
+from collections.abc import Iterable
+
+if sys.platform != "linux":
+    raise ImportError(f"launch needs Linux, and this is {sys.platform}")
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def die_with_parent(parent: int, signum: int) -> None:
+    """Has the kernel send this process `signum` when its parent process, whose pid is `parent`, ends."""
+    _prctl(_PR_SET_PDEATHSIG, int(signum))
+    if os.getppid() != parent:  # it died before the call above, so nothing will be sent any more
+        os.kill(os.getpid(), signum)
+
+
+def adopt_orphans() -> None:
+    """Makes this process the new parent of every descendant whose own parent ends, in place of init."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def descendants(pid: int) -> list[int]:
+    """Returns the pids of the living children of `pid`, of their children, and so on, without zombies."""
+    children: dict[int, list[int]] = {}
+    zombies: set[int] = set()
+    for found in _pids():
+        with contextlib.suppress(OSError), open(f"/proc/{found}/stat", "rb") as file:
+            # The name in parentheses may itself hold spaces and parentheses.
+            state, parent = file.read().rpartition(b")")[2].split()[:2]
+            children.setdefault(int(parent), []).append(found)
+            if state in b"ZX":
+                zombies.add(found)
+    living: list[int] = []
+    ahead = [pid]
+    while ahead:
+        below = children.get(ahead.pop(), [])
+        ahead += below
+        living += [found for found in below if found not in zombies]
+    return living
+
+
+def started_with(name: str, value: str) -> list[int]:
+    """Returns the pids of processes whose environment held name=value when their program was started."""
+    wanted = f"{name}={value}".encode()
+    found: list[int] = []
+    for pid in _pids():
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
+            if wanted in file.read().split(b"\0"):
+                found.append(pid)
+    return found
+
+
+def kill(pids: Iterable[int], signum: int) -> None:
+    """Sends a signal to processes that may already be gone."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signum)
+
+
+def flush() -> None:
+    """Flushes the buffers of Python and C for stdout and stderr."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    ctypes.CDLL(None).fflush(None)
+
+
+def began() -> float:
+    """Returns when this process was started, in seconds since the epoch, to a hundredth of a second."""
+    with open("/proc/self/stat", "rb") as file:
+        ticks = int(file.read().rpartition(b")")[2].split()[19])
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+
+
+def _prctl(option: int, value: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"prctl({option}, {value}): {os.strerror(number)}")

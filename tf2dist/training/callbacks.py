@@ -1,0 +1,65 @@
+"""Keras callbacks around our loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import keras
+
+from tf2dist.runtime import collectives
+
+# They write files, which only one process of a job should do.
+_WRITERS = (
+    keras.callbacks.ModelCheckpoint,
+    keras.callbacks.TensorBoard,
+    keras.callbacks.CSVLogger,
+    keras.callbacks.BackupAndRestore,
+    keras.callbacks.RemoteMonitor,
+)
+
+
+def make_callback_list(
+    model: keras.Model,
+    callbacks: Sequence[keras.callbacks.Callback],
+    *,
+    verbose: int = 0,
+    epochs: int = 1,
+    steps: int | None,
+) -> keras.callbacks.CallbackList:
+    """The callbacks that run in this process, with a history, and a progress bar if `verbose`.
+
+    Raises:
+      ValueError: one of them is no Keras callback.
+    """
+    wrong = [c for c in callbacks if not isinstance(c, keras.callbacks.Callback)]
+    if wrong:
+        raise ValueError(f"callbacks must be keras.callbacks.Callback objects, found {type(wrong[0]).__name__}")
+    rank = collectives.peers(model.distribute_strategy)[1]
+    mine = [c for c in callbacks if rank == 0 or not isinstance(c, _WRITERS)]
+    return keras.callbacks.CallbackList(
+        mine, add_history=True, add_progbar=bool(verbose) and rank == 0, verbose=verbose, epochs=epochs, steps=steps,
+        model=model,
+    )  # fmt: skip
+
+
+def needs_batch_logs(callbacks: keras.callbacks.CallbackList, *hooks: str) -> bool:
+    """Does any callback have one of these hooks of its own? Computing metrics for nobody costs time."""
+    return any(_overrides(callback, hook) for callback in callbacks.callbacks for hook in hooks)
+
+
+def _overrides(callback: keras.callbacks.Callback, hook: str) -> bool:
+    """In its class or, as `LambdaCallback` does, as an attribute of its own."""
+    method = getattr(callback, hook)
+    return getattr(method, "__func__", method) is not getattr(keras.callbacks.Callback, hook)
+
+
+def has_batch_hooks(callbacks: keras.callbacks.CallbackList) -> bool:
+    """Does any callback but the progress bar do something at the beginning or end of a batch?"""
+    hooks = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+    others = [c for c in callbacks.callbacks if not isinstance(c, keras.callbacks.ProgbarLogger)]
+    return any(_overrides(callback, hook) for callback in others for hook in hooks)
+
+
+def includes(callbacks: Sequence[keras.callbacks.Callback], kind: type) -> bool:
+    """Is one of the callbacks of this kind?"""
+    return any(isinstance(c, kind) for c in callbacks)

@@ -1,0 +1,142 @@
+"""`tf2dist.Checkpoint`: saves a training while it runs, and goes on from there when the job starts again."""
+
+# Keras ships no types.
+# pyright: strict, reportMissingTypeStubs=false, reportUntypedBaseClass=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+
+from tf2dist.compat.optimizers import changes_weights_at_the_end
+from tf2dist.runtime import collectives, session
+from tf2dist.training import checkpoint_files
+from tf2dist.training.training_progress import SavedProgress, TrainingState
+from tf2dist.training.training_status import StatusUpdates
+
+_log = logging.getLogger("tf2dist")
+
+
+class Checkpoint(keras.callbacks.Callback):
+    """Saves model, optimizer, step and epoch while `tf2dist.fit` trains, and lets it go on from there.
+
+    One of the callbacks of `fit`; what TensorFlow 1's Supervisor and MonitoredTrainingSession did. `fit` restores the
+    newest checkpoint in `directory` and goes on at its step, with its place in the data and the metric sums of its
+    epoch. One task of the job reads and writes, so the directory need not be shared, unless an evaluator follows it.
+
+    Args:
+      directory: created if it does not exist.
+      every_steps, every_seconds: when to save, whichever comes first, checked after each execution; every 600
+        seconds if neither is given. The end of training is always saved.
+      keep: how many checkpoints to keep, the newest ones.
+
+    Raises:
+      ValueError: numbers that are not positive; from `fit`, a CheckpointError for one that does not fit the model.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        every_steps: int | None = None,
+        every_seconds: float | None = None,
+        keep: int = 3,
+    ) -> None:
+        super().__init__()
+        given = {"every_steps": every_steps, "every_seconds": every_seconds, "keep": keep}
+        for name, value in given.items():
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} must be positive, found {value}")
+        self.directory: str = os.fspath(directory)
+        self.every_steps, self.keep = every_steps, keep
+        self.every_seconds = 600.0 if every_steps is None and every_seconds is None else every_seconds
+        self._state: TrainingState | None = None
+        self._writes = False  # one task of the job does
+        self._saved_step, self._saved_at = 0, 0.0
+        self._status: StatusUpdates | None = None
+
+    def begin(self, state: TrainingState) -> SavedProgress | None:
+        """Restores the newest checkpoint into the model; None if there is none. Called by `fit`, in every peer."""
+        self._state, self._writes = state, collectives.peers(state.strategy)[1] == 0
+        self._saved_step, self._saved_at = 0, time.monotonic()
+        found, step = None, -1
+        if self._writes:
+            checkpoint_files.discard_unfinished(self.directory)
+            found = self._restore_newest(state)
+            step = -1 if found is None else found.global_step
+            self._status = StatusUpdates(
+                self.directory
+            )  # after the check: a checkpoint of another model leaves the status as it was
+            session.current().on_failure(self.failed)
+        (step,) = collectives.broadcast(state.strategy, [step])
+        if step < 0:
+            return None
+        collectives.broadcast_variables(state.strategy, [*state.model.variables, *state.model.optimizer.variables])
+        self._saved_step = int(step)
+        sums = state.zero_sums if found is None else found.metric_sums
+        return SavedProgress(int(step), collectives.broadcast(state.strategy, sums))
+
+    def _restore_newest(self, state: TrainingState) -> SavedProgress | None:
+        for path in reversed(checkpoint_files.list_checkpoints(self.directory)):
+            try:
+                return checkpoint_files.read_checkpoint(state.model, path)
+            except (OSError, KeyError, json.JSONDecodeError) as error:
+                _log.warning("tf2dist: %s is damaged (%s); trying the one before", path, error)
+        return None
+
+    def is_due(self) -> bool:
+        """Is it time to save? The loop then waits for the executions that are under way, and calls `save`."""
+        if self._state is None or not self._writes:
+            return False
+        if self.every_seconds is not None and time.monotonic() - self._saved_at >= self.every_seconds:
+            return True
+        if self.every_steps is None:
+            return False
+        return self._state.global_step // self.every_steps > self._saved_step // self.every_steps
+
+    def save(self, *, again: bool = False) -> None:
+        """Writes a checkpoint of the current step, and removes old ones.
+
+        Args:
+          again: also if one of this step was written, since when the weights have changed.
+
+        Raises:
+          OSError: it cannot be written; no part of it is left.
+        """
+        assert self._state is not None  # fit has begun
+        self._saved_at = time.monotonic()
+        progress = self._state.progress()
+        if progress.global_step == self._saved_step and not again:
+            return
+        checkpoint_files.write_checkpoint(self._state.model, progress, self.directory)
+        self._saved_step = progress.global_step
+        for path in checkpoint_files.list_checkpoints(self.directory)[: -self.keep]:
+            shutil.rmtree(path, ignore_errors=True)
+
+    def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
+        if self._state is not None and self._writes:
+            if self._state.has_trained:
+                self.save(again=changes_weights_at_the_end(self._state.model.optimizer))
+            self._end_status("done")
+        self._state = None
+
+    def failed(self) -> None:
+        """Says that training ended with an error; what was saved stays."""
+        if self._state is not None and self._writes:
+            with contextlib.suppress(OSError):  # the disk may be why
+                self._end_status("failed")
+        self._state = None
+
+    def _end_status(self, status: str) -> None:
+        session.current().forget(self.failed)
+        if self._status is not None:
+            self._status.end(status)

@@ -1,0 +1,279 @@
+"""Does a step of the user's own come to the same on parts of a batch as on the whole? Tried on a few made-up rows.
+
+What the graph of a step shows is not enough: a sum can be written in many ways. So, before anything trains, one update
+is made on the replicas twice: with all rows on the first of them, while the others have slices of weight 0, which is
+what one device would do; and with the rows spread as those of each batch are. Both must change the same variables by
+the same, and log the same. Afterwards all is as it was.
+
+Nothing is found out where the rows make no sense to the model, and where the step is random.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf2dist.compat import captured_variables, custom_step_scaling
+from tf2dist.compat.model import layers_of
+from tf2dist.errors import TrainingError
+from tf2dist.execution.custom_train_step import CustomTrainStep
+from tf2dist.input.batch_slicing import ReplicaSlices, slice_bounds
+from tf2dist.runtime import collectives
+from tf2dist.training.loss_validation import computes_in_16_bits, made_up
+
+_SIZES = [0.1, 1.0, 0.5, 0.8, 0.3]  # of rows, over and over; rows that are alike would show nothing
+_MOST_ROWS = 17
+_SEED = "seed_generator_state"
+
+
+def check(step: CustomTrainStep, method: str, spec) -> None:
+    """Raises TrainingError for a step that does not come to the same on the replicas' slices as on one device.
+
+    Args:
+      step: of a model that has all its variables, on a strategy with several replicas.
+      method: "train_step" or "test_step".
+      spec: of a batch.
+    """
+    found = ""
+    # What a step raises for rows that make no sense to it can be anything; training will raise what is to be seen.
+    with contextlib.suppress(Exception):
+        found = _Trial(step, method, spec).fault()
+    if found:
+        raise TrainingError(
+            f"{method} of {type(step.model).__name__} does not come to the same on parts of a batch as on the whole "
+            f"({found}): what it computes, assigns and logs must be made of means or sums over examples, each of which "
+            "depends on no other; or use strategy one"
+        )
+
+
+@dataclass
+class _Outcome:
+    """What one update has come to.
+
+    Attributes:
+      gradients: of each replica of this process: what optimizers were to apply.
+      copies: of each variable: what the replicas of this process hold of it.
+      totals: of all processes: logs, and variables that are sums over the replicas.
+    """
+
+    gradients: list[list[np.ndarray]]
+    copies: list[list[np.ndarray]]
+    totals: list[np.ndarray]
+
+
+class _Trial:
+    def __init__(self, step: CustomTrainStep, method: str, spec):
+        self._step, self._model = step, step.model
+        self._strategy = strategy = step.model.distribute_strategy
+        self._peers, self._rank = collectives.peers(strategy)
+        replicas = strategy.num_replicas_in_sync // self._peers
+        self._slices = ReplicaSlices(self._rank * replicas, replicas, strategy.num_replicas_in_sync)
+        sizes = (_SIZES * _MOST_ROWS)[: min(4 * self._slices.total + 1, _MOST_ROWS)]
+        self._batch, self._rows = made_up(spec, sizes), len(sizes)
+        self._method = method
+        self._paths: list[str] = []  # of variables whose gradients optimizers apply; empty ones after each call
+        self._values = 0  # loss and logs
+        self._rtol, self._small = (5e-2, 1e-2) if computes_in_16_bits(self._model) else (2e-3, 1e-5)
+        with _synchronized(self._model):
+            self._function = self._traced(step.update if method == "train_step" else step.evaluate)
+        held = {id(handle) for handle in self._function.captured_inputs}
+        known = [(path, v, strategy.experimental_local_results(v)) for path, v in _variables(self._model).items()]
+        self._known = [
+            (path, v, parts)
+            for path, v, parts in known
+            if len(parts) == replicas and v is not parts[0] and any(id(part.handle) in held for part in parts)
+        ]
+
+    def _traced(self, function: Callable) -> Any:
+        def on_replica(batch, weight):
+            with custom_step_scaling.trying() as applied:
+                values = function(batch, weight)
+            self._paths, self._values = [path for path, _ in applied], len(values)
+            return [*values, *(gradient for _, gradient in applied)]
+
+        def of_this_replica(elements):
+            rank = tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
+            return on_replica(*elements[rank - self._slices.first])
+
+        @tf.function
+        def run(elements):
+            results = self._strategy.run(of_this_replica, args=(elements,))
+            return [self._strategy.experimental_local_results(r) for r in results]
+
+        element = tf.nest.map_structure(_of_any_size, self._batch), tf.TensorSpec([], tf.float32)
+        return run.get_concrete_function((element,) * self._slices.count)
+
+    def fault(self) -> str:
+        """What differs; nothing if nothing does, or if that is not to be found out."""
+        if self._peers > 1 and not self._runs_in_all_peers():
+            return ""
+        with captured_variables.restored(self._function):
+            before = self._copies()
+            whole = self._outcome(self._whole, before, first_alone=True)
+            again = self._outcome(self._whole, before, first_alone=True)
+            cut = self._outcome(self._cut, before, first_alone=False)
+        same = self._of_first_peer(whole)
+        is_finite = all(np.isfinite(a).all() for a in [*same.gradients[0], *(c[0] for c in same.copies), *same.totals])
+        known = is_finite and not self._difference(same, again, before, 0.1, first_alone=True)
+        found = self._difference(same, cut, before, 1.0, first_alone=False)
+        # All peers must come to the same verdict.
+        verdicts = collectives.all_gather(self._strategy, (found if known else "?").encode())
+        return "" if b"?" in verdicts else next((v.decode() for v in verdicts if v), "")
+
+    def _runs_in_all_peers(self) -> bool:
+        """Does the step take these rows? What one process raises in the middle of an update ends it for all of them."""
+        ranks = range(self._slices.first, self._slices.first + self._slices.count)
+        runs = False
+        with contextlib.suppress(Exception):
+            spec = tf.nest.map_structure(_of_any_size, self._batch)
+            function = custom_step_scaling.without_others(self._model, getattr(self._model, self._method), spec)
+            with captured_variables.restored(function):
+                for rows in (self._batch, *(self._cut(rank)[0] for rank in ranks)):
+                    function(rows)
+            runs = True
+        return set(collectives.all_gather(self._strategy, b"1" if runs else b"0")) == {b"1"}
+
+    def _whole(self, rank: int):
+        rows = self._rows if rank == 0 else 1
+        return tf.nest.map_structure(lambda t: t[:rows], self._batch), tf.constant(float(rank == 0))
+
+    def _cut(self, rank: int):
+        low, high, weight = slice_bounds(self._rows, rank, self._slices.total)
+        return tf.nest.map_structure(lambda t: t[low:high], self._batch), weight
+
+    def _copies(self) -> list[list[np.ndarray]]:
+        return [[np.array(part.numpy()) for part in parts] for _, _, parts in self._known]
+
+    def _outcome(self, make_slice: Callable, before, *, first_alone: bool) -> _Outcome:
+        """Makes an update from where `before` is, but for the seeds, which go on."""
+        for (path, _, parts), values in zip(self._known, before, strict=True):
+            if not path.endswith(_SEED):
+                for part, value in zip(parts, values, strict=True):
+                    part.assign(value)
+        results = self._function(self._slices.map(make_slice))
+        values = [np.sum([np.asarray(t, np.float64) for t in r], 0) for r in results[: self._values]]
+        gradients = [[np.asarray(t, np.float64) for t in each] for each in zip(*results[self._values :], strict=True)]
+        copies = self._copies()
+        sums = [self._total(v, c, first_alone) for (_, v, _), c in zip(self._known, copies, strict=True) if _is_sum(v)]
+        return _Outcome(gradients or [[]], copies, self._over_peers([*values, *sums]))
+
+    def _total(self, variable, copies: Sequence[np.ndarray], first_alone: bool) -> np.ndarray:
+        """What this process has of a variable that is read from all replicas."""
+        if variable.aggregation == tf.VariableAggregation.SUM:
+            return np.sum(np.asarray(copies, np.float64), 0)
+        if variable.aggregation == tf.VariableAggregation.MEAN and not first_alone:
+            return np.sum(np.asarray(copies, np.float64), 0) / self._slices.total
+        return np.asarray(copies[0], np.float64) * (self._rank == 0)
+
+    def _over_peers(self, values: Sequence[np.ndarray]) -> list[np.ndarray]:
+        if self._peers == 1:
+            return list(values)
+        sums = tf.function(lambda *tensors: collectives.all_reduce(self._strategy, tensors))
+        return [np.array(t) for t in sums(*(tf.constant(v) for v in values))]
+
+    def _of_first_peer(self, outcome: _Outcome) -> _Outcome:
+        """With the gradients and variables of the first replica of all."""
+        gradients, copies = outcome.gradients[0], [c[0] for c in outcome.copies]
+        arrays = collectives.broadcast(self._strategy, [*gradients, *copies]) if gradients or copies else []
+        split = len(gradients)
+        return _Outcome([arrays[:split]], [[a] for a in arrays[split:]], outcome.totals)
+
+    def _difference(self, one: _Outcome, other: _Outcome, before, factor: float, *, first_alone: bool) -> str:
+        """Where `other` is not what `one` is: names one thing.
+
+        Args:
+          factor: of what is tolerated.
+          first_alone: compare the first replica alone?
+        """
+        replicas = 1 if first_alone else None
+        ends = [n for n, path in enumerate(self._paths) if not path]
+        for begin, end in zip([0, *(n + 1 for n in ends)], ends, strict=False):
+            scale = max((_largest(one.gradients[0][n]) for n in range(begin, end)), default=0.0)
+            for n in range(begin, end):
+                expected = one.gradients[0][n]
+                tolerated = factor * (self._rtol * (_largest(expected) + 0.05 * scale) + 1e-8)
+                if any(not _close(each[n], expected, tolerated) for each in other.gradients[:replicas]):
+                    return f"the gradient of {self._paths[n]}"
+        totals = list(zip(one.totals, other.totals, strict=True))
+        sums = iter(totals[self._values :])
+        for (path, variable, _), was, a, b in zip(self._known, before, one.copies, other.copies, strict=True):
+            if path.endswith(_SEED):
+                continue
+            expected, found = a[0], b[:replicas]
+            if _is_sum(variable):
+                expected, total = next(sums)
+                found = [total]
+            is_float = np.issubdtype(expected.dtype, np.floating) or expected.dtype.kind == "V"
+            change = _largest(np.asarray(expected, np.float64) - np.asarray(was[0], np.float64))
+            tolerated = factor * (self._rtol * change + self._small * _largest(expected) + 1e-7) if is_float else 0.0
+            if any(not _close(each, expected, tolerated) for each in found):
+                return path
+        for name, (expected, found) in zip(["", *self._step.log_names], totals[: self._values], strict=True):
+            tolerated = factor * (self._rtol * _largest(expected) + self._small)
+            if name and self._step.is_last_value(name) and not _close(found, expected, tolerated):
+                return f"the log {name}"
+        return ""
+
+
+def _of_any_size(rows) -> tf.TensorSpec:
+    return tf.TensorSpec([None, *rows.shape[1:]], rows.dtype)
+
+
+def _largest(array) -> float:
+    return float(np.max(np.abs(np.asarray(array, np.float64)), initial=0.0))
+
+
+def _close(a, b, tolerated: float) -> bool:
+    return _largest(np.asarray(a, np.float64) - np.asarray(b, np.float64)) <= tolerated
+
+
+def _is_sum(variable) -> bool:
+    """Does each replica hold a part of it?"""
+    return variable.synchronization == tf.VariableSynchronization.ON_READ
+
+
+@contextlib.contextmanager
+def _synchronized(model: keras.Model) -> Iterator[None]:
+    """Inside, all statistics of batches are those of the whole batch: others are known not to be."""
+    kind = keras.layers.BatchNormalization
+    layers = [layer for layer in layers_of(model) if isinstance(layer, kind) and not layer.synchronized]
+    for layer in layers:
+        layer.synchronized = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.synchronized = False
+
+
+def _variables(model: keras.Model) -> dict[str, Any]:
+    """The `tf.Variable`s of a model and of what it has as attributes, by names."""
+    found, seen = {}, {}  # by ids, which are their own only while things live
+
+    def add(thing) -> None:
+        if isinstance(thing, (list, tuple, dict)):
+            if id(thing) in seen:
+                return
+            seen[id(thing)] = thing
+            for each in thing.values() if isinstance(thing, dict) else thing:
+                add(each)
+        elif isinstance(thing, (keras.Variable, tf.Variable)):
+            variable = thing.value if isinstance(thing, keras.Variable) else thing
+            if id(variable) not in seen:
+                seen[id(variable)] = variable
+                path = thing.path if isinstance(thing, keras.Variable) else thing.name
+                found[path if path not in found else f"{len(found)}/{path}"] = variable
+        elif isinstance(thing, (keras.optimizers.Optimizer, keras.metrics.Metric, keras.random.SeedGenerator)):
+            add(getattr(thing, "variables", None) or getattr(thing, "state", None))
+
+    add(model.variables)
+    add(model.metrics)
+    for layer in [model, *layers_of(model)]:
+        add(list(vars(layer).values()))
+    return found

@@ -1,0 +1,110 @@
+"""The evaluator: a task of its own that evaluates each checkpoint that a training writes.
+
+It needs no connection to the training, only its directory of checkpoints. It ends when the training has ended, or
+when the training's status there was not updated for a while.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterator
+
+import keras
+import tensorflow as tf
+
+from tf2dist.cluster.heartbeat import GRACE, TaskLostError
+from tf2dist.input.data_adapter import FiniteDataAdapter
+from tf2dist.runtime import session
+from tf2dist.training import checkpoint_files
+from tf2dist.training.checkpoint import Checkpoint
+from tf2dist.training.prepared_model import PreparedModel
+from tf2dist.training.training_status import read_status
+
+_POLL_SECONDS = 0.5
+_log = logging.getLogger("tf2dist")
+
+
+def follow(
+    prepared: PreparedModel,
+    directory: str,
+    validation: FiniteDataAdapter,
+    callbacks: keras.callbacks.CallbackList,
+) -> keras.callbacks.History:
+    """Evaluates every checkpoint that a training writes into `directory`, until the training has ended.
+
+    Logs a line for each, and writes "evaluation_loss" and so on for TensorBoard into `directory/evaluation`, over
+    the training's updates.
+
+    Returns:
+      The logs of each checkpoint; `history.epoch` holds the updates after which it was written.
+
+    Raises:
+      TaskLostError: the training has failed, or its status was not updated for a minute.
+    """
+    history = keras.callbacks.History()
+    history.set_model(prepared.model)
+    history.on_train_begin()
+    prepared.train_step(validation)  # makes the variables that are read from a checkpoint
+    writer = tf.summary.create_file_writer(os.path.join(directory, "evaluation"))
+    for path in _new_checkpoints(directory):
+        try:
+            step = checkpoint_files.read_checkpoint(prepared.model, path).global_step
+        except FileNotFoundError:
+            continue  # the training has made newer ones and removed it
+        logs = prepared.evaluate(validation, callbacks)
+        with writer.as_default(step=step):
+            for name, value in logs.items():
+                tf.summary.scalar(f"evaluation_{name}", value)
+        writer.flush()
+        values = "  ".join(f"{name} {value:.4f}" for name, value in sorted(logs.items()))
+        _log.info("evaluation after %d updates: %s", step, values)
+        history.on_epoch_end(step, logs)
+    writer.close()
+    return history
+
+
+def _new_checkpoints(directory: str) -> Iterator[str]:
+    """Yields each checkpoint once, oldest first, waiting for more until the training has ended."""
+    began, seen = time.time(), set()
+    changed, last = time.monotonic(), read_status(directory)
+    limit = session.current().start_timeout
+    running = False  # seen to be alive by us: what a status says may be left over from an earlier training
+    while True:
+        state, when = read_status(directory)
+        if (state, when) != last:
+            changed, last, running = time.monotonic(), (state, when), True
+        fresh = running or when >= began
+        for path in checkpoint_files.list_checkpoints(directory) if fresh else ():
+            if path not in seen:
+                seen.add(path)
+                yield path
+        if (state, when) != read_status(directory):
+            continue
+        silent = time.monotonic() - changed
+        if state == "failed" and fresh:
+            raise TaskLostError(f"the training in {directory} has failed")
+        if state == "done" and fresh:
+            return
+        if not fresh and silent > limit:
+            found = f"the last one is {state}" if state else "there was none"
+            raise TaskLostError(f"no training has begun in {directory} within {limit:g} s; {found}")
+        if fresh and silent > GRACE:
+            raise TaskLostError(f"the training in {directory} has given no sign of life for {GRACE:g} s")
+        time.sleep(_POLL_SECONDS)
+
+
+def checkpoint_of(callbacks) -> Checkpoint:
+    """The `Checkpoint` among callbacks, whose directory an evaluator follows.
+
+    Raises:
+      ValueError: there is none.
+    """
+    found = [c for c in callbacks if isinstance(c, Checkpoint)]
+    if not found:
+        raise ValueError(
+            "an evaluator follows checkpoints: give fit callbacks=[tf2dist.Checkpoint(directory)], the directory being "
+            "the same in every task"
+        )
+    return found[0]

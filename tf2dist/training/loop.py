@@ -1,0 +1,178 @@
+"""The loop of `fit`: epochs of executions, with callbacks, validation and checkpoints in between."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import keras
+
+from tf2dist.compat.model import forget_initial_epoch, initial_epoch
+from tf2dist.execution.dispatcher import ExecutionResult
+from tf2dist.execution.steps_per_execution import StepsPerExecutionTuner
+from tf2dist.input.data_adapter import DataAdapter, FiniteDataAdapter
+from tf2dist.runtime import collectives
+from tf2dist.training import model_validation
+from tf2dist.training.callbacks import has_batch_hooks, needs_batch_logs
+from tf2dist.training.checkpoint import Checkpoint
+from tf2dist.training.metric_sums import MetricSums
+from tf2dist.training.nan_loss import fails_on_nan, nan_error
+from tf2dist.training.prepared_model import PreparedModel
+from tf2dist.training.training_progress import TrainingState
+
+
+class TrainingLoop:
+    """One call of `fit`. The *global step* is the number of updates since epoch 0, on all workers together.
+
+    Args:
+      prepared: the model.
+      data: what it is trained on.
+      callbacks: Keras's, those of this process.
+      steps_per_epoch: updates in an epoch.
+      tuner: chooses how many steps an execution takes.
+      restores_epoch: has the first peer a callback that restores weights and epoch (`BackupAndRestore`)?
+    """
+
+    def __init__(
+        self,
+        prepared: PreparedModel,
+        data: DataAdapter,
+        callbacks: keras.callbacks.CallbackList,
+        steps_per_epoch: int,
+        tuner: StepsPerExecutionTuner,
+        *,
+        restores_epoch: bool = False,
+    ):
+        self._prepared, self._data, self._callbacks = prepared, data, callbacks
+        self._steps_per_epoch, self._tuner, self._restores_epoch = steps_per_epoch, tuner, restores_epoch
+        self._model, self._dispatcher = prepared.model, prepared.dispatcher
+        self._fails_on_nan = fails_on_nan(callbacks.callbacks)
+        self._needs_batch_logs = needs_batch_logs(callbacks, "on_train_batch_end", "on_batch_end")
+        # An execution that waits at a worker would not see what a hook for a batch has changed or stopped.
+        dispatcher = prepared.dispatcher
+        self._max_in_flight = dispatcher.workers if has_batch_hooks(callbacks) else dispatcher.max_in_flight
+        self._checkpoints = [c for c in callbacks.callbacks if isinstance(c, Checkpoint)]
+        self._step = prepared.train_step(data)
+        self._state = TrainingState(
+            self._model,
+            prepared.strategy,
+            steps_per_epoch,
+            self._step.zero_sums(),
+            lambda: self._dispatcher.global_step,
+        )
+        self._sums = MetricSums(self._step)  # of the epoch
+        self._dropped_gradients: int | None = None  # in the epoch; None where none can be
+
+    def run(
+        self,
+        first_epoch: int,
+        epochs: int,
+        validation: FiniteDataAdapter | None,
+        validation_freq: int | Sequence[int],
+    ) -> keras.callbacks.History:
+        """Trains until epoch `epochs`; returns the history."""
+        model, callbacks = self._model, self._callbacks
+        start, sums = self._begin(first_epoch)
+        self._state.set_start(start)
+        stream = self._dispatcher.open_stream(self._data, start)
+        logs: dict = {}
+        trained = start < epochs * self._steps_per_epoch
+        for epoch in range(start // self._steps_per_epoch, epochs):
+            callbacks.on_epoch_begin(epoch)
+            logs = self._run_epoch(epoch, stream, sums or MetricSums(self._step))
+            sums = None
+            if validation is not None and _is_validation_epoch(epoch, validation_freq):
+                found = self._prepared.evaluate(validation, callbacks)
+                logs |= {f"val_{name}": value for name, value in found.items()}
+            callbacks.on_epoch_end(epoch, logs)
+            if model.stop_training:
+                break
+        self._dispatcher.cancel()
+        if trained:
+            model.optimizer.finalize_variable_values(model.trainable_variables)
+        callbacks.on_train_end(logs)
+        return model.history
+
+    def _begin(self, first_epoch: int) -> tuple[int, MetricSums | None]:
+        """The global step to begin at, and the metric sums of an epoch that an earlier job has left unfinished."""
+        model, strategy = self._model, self._prepared.strategy
+        forget_initial_epoch(model)
+        self._callbacks.on_train_begin()
+        first = initial_epoch(model) or first_epoch
+        if self._restores_epoch:  # the first peer has read it from its disk
+            (first,) = collectives.broadcast(strategy, [first])
+            collectives.broadcast_variables(strategy, [*model.variables, *model.optimizer.variables])
+        start, sums = int(first) * self._steps_per_epoch, None
+        for checkpoint in self._checkpoints:
+            found = checkpoint.begin(self._state)
+            if found is not None and found.global_step > start:
+                start, sums = found.global_step, MetricSums(self._step)
+                if found.global_step % self._steps_per_epoch:
+                    sums.add(found.metric_sums)
+        return start, sums
+
+    def _run_epoch(self, epoch: int, stream, sums: MetricSums) -> dict:
+        """Makes the updates that the epoch still needs; returns its logs. Callbacks may stop it earlier."""
+        self._sums, self._dropped_gradients = sums, None
+        self._state.set_epoch_sums(sums.values)
+        end = (epoch + 1) * self._steps_per_epoch
+        step = self._dispatcher.global_step
+        finished = step - epoch * self._steps_per_epoch
+        # Applied updates count: some steps of an execution that was on a dying worker are missing, and made again.
+        while step < end and not self._model.stop_training:
+            finished = self._run_until(end, stream, step, finished)
+            step = self._dispatcher.global_step
+        logs = sums.logs()
+        if self._dropped_gradients is None:
+            return logs
+        return logs | {"dropped_gradients": self._dropped_gradients}
+
+    def _run_until(self, end: int, stream, step: int, finished: int) -> int:
+        """Runs executions from global step `step` to `end`, or until one is lost.
+
+        Args:
+          finished: steps of the epoch so far.
+
+        Returns:
+          `finished` after it.
+        """
+        dispatcher, callbacks, model = self._dispatcher, self._callbacks, self._model
+        in_flight, lost = 0, False
+        while True:
+            due = [c for c in self._checkpoints if c.is_due()]
+            if due and not in_flight:  # nothing changes while it is saved
+                for checkpoint in due:
+                    checkpoint.save()
+                due = []
+            while step < end and not (due or lost or model.stop_training) and in_flight < self._max_in_flight:
+                n = self._tuner.next(end - step, self._max_in_flight)
+                callbacks.on_train_batch_begin(step - (end - self._steps_per_epoch))
+                with model_validation.data_may_run_out():
+                    dispatcher.schedule(self._prepared.train_function, stream, n)
+                step, in_flight = step + n, in_flight + 1
+            if not in_flight:
+                return finished
+            with model_validation.data_may_run_out():
+                result = dispatcher.next_result()
+            finished, in_flight = finished + result.steps, in_flight - 1
+            if not result.steps:
+                lost = True
+                continue
+            self._account(result)
+            callbacks.on_train_batch_end(finished - 1, self._sums.logs() if self._needs_batch_logs else None)
+
+    def _account(self, result: ExecutionResult) -> None:
+        self._tuner.observe(result.steps, result.seconds)
+        dropped = result.dropped_gradients
+        if dropped is not None:
+            self._dropped_gradients = (self._dropped_gradients or 0) + dropped
+        if result.sums is None:
+            return
+        self._sums.add(result.sums)
+        self._state.set_epoch_sums(self._sums.values)
+        if self._fails_on_nan and self._sums.loss_is_nan:
+            raise nan_error(self._dispatcher.global_step)
+
+
+def _is_validation_epoch(epoch: int, frequency: int | Sequence[int]) -> bool:
+    """Is this epoch, counted from 0, one to validate after? As in Keras."""
+    return (epoch + 1) % frequency == 0 if isinstance(frequency, int) else epoch + 1 in frequency

@@ -1,0 +1,169 @@
+"""A model made ready to run on its strategy: built, traced, and kept for the next call."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf2dist.compat import model as keras_model
+from tf2dist.compat.atomic_counter import count_atomically
+from tf2dist.compat.stateless_scope import compute_output_spec
+from tf2dist.execution.compiled_step import CompiledStep
+from tf2dist.execution.custom_train_step import CustomTrainStep
+from tf2dist.execution.predict_step import PredictStep
+from tf2dist.execution.steps_per_execution import StepsPerExecutionTuner
+from tf2dist.execution.train_step import TrainStep
+from tf2dist.input.data_adapter import DataAdapter, FiniteDataAdapter
+from tf2dist.parameter_server.options import ParameterServer
+from tf2dist.training import custom_step_trial, loss_validation, model_validation
+from tf2dist.training.callbacks import needs_batch_logs
+from tf2dist.training.choose_dispatcher import choose_dispatcher
+from tf2dist.training.metric_sums import MetricSums
+
+_PREPARED = "_tf2dist_prepared"  # the model's attribute, so that it is forgotten with the model
+
+
+def prepare(model: keras.Model, options: ParameterServer | None = None) -> PreparedModel:
+    """Prepares a model, or returns what an earlier call has prepared if the model was not compiled anew since.
+
+    Args:
+      options: how workers make updates; None for those of the earlier call, or the default.
+
+    Raises:
+      ValueError: the model cannot be trained on its strategy.
+    """
+    known = vars(model).get(_PREPARED)
+    if known is not None and known.is_current() and options in (None, known.options):
+        return known
+    options = options or (known.options if known else ParameterServer())
+    prepared = vars(model)[_PREPARED] = PreparedModel(model, options)
+    return prepared
+
+
+class PreparedModel:
+    """A model with its dispatcher, its step and their traces, kept until it is compiled anew.
+
+    Attributes:
+      model, options: what it was made for.
+      strategy: in whose scope the model was made.
+      dispatcher: who runs its steps.
+    """
+
+    def __init__(self, model: keras.Model, options: ParameterServer):
+        model_validation.check_before_building(model)
+        model_validation.check_options(model, options)
+        self.model, self.options = model, options
+        self._identity = keras_model.compile_identity(model)
+        self.strategy = model_validation.strategy_of(model)
+        self.dispatcher = choose_dispatcher(self.strategy, options)
+        self._tuner = StepsPerExecutionTuner()
+        self._step: TrainStep | None = None
+        self._checked: list = []  # names of steps with specs of data that they were found to take
+
+    def is_current(self) -> bool:
+        """Was the model not compiled anew since?"""
+        now = keras_model.compile_identity(self.model)
+        return all(a is b for a, b in zip(self._identity, now, strict=True))
+
+    def build(self, data: DataAdapter, step: str = "train_step") -> None:
+        """Makes every variable, and checks that a step of the model can take this data.
+
+        Args:
+          step: the name of Keras's method that will run: "train_step", "test_step" or "predict_step".
+
+        Raises:
+          ValueError: it cannot.
+        """
+        spec = data.element_spec()
+        if (step, spec) in self._checked:
+            return
+        batch = tf.nest.map_structure(lambda s: keras.KerasTensor(s.shape, s.dtype.name), spec)
+        with self.strategy.scope():
+            if step == "predict_step":
+                compute_output_spec(self.model.predict_step, batch)
+            elif not keras_model.overridden_step(self.model):
+                _build(self.model, batch)
+            own = step != "predict_step" and keras_model.own_steps(self.model, batch)
+            if own:
+                model_validation.check_own_steps(self.model, own)
+                self._step = self._step or CustomTrainStep(self.model)
+                self._step.build(step, batch)
+        model_validation.check_after_building(self.model)
+        if own and self.strategy.num_replicas_in_sync > 1:
+            assert isinstance(self._step, CustomTrainStep)
+            custom_step_trial.check(self._step, step, spec)
+        if not own and step != "predict_step":
+            model_validation.check_metrics(self.model, spec)
+        self._checked.append((step, spec))
+
+    def train_step(self, data: DataAdapter, step: str = "train_step") -> TrainStep:
+        """The model's train step, after building the model for this data; `step` as for `build`."""
+        self.build(data, step)
+        if self._step is None:
+            self._step = self._compiled_step(data)
+            if isinstance(self.strategy, tf.distribute.ParameterServerStrategy):
+                count_atomically(self.model.optimizer)
+        return self._step
+
+    def _compiled_step(self, data: DataAdapter) -> CompiledStep:
+        """The step of a model with Keras's own, if its loss can be computed on slices of a batch."""
+        step = CompiledStep(self.model)
+        if loss_validation.slices_of_update(self.strategy, self.options) > 1:
+            loss_validation.check_loss(step, data.element_spec(), self.options)
+        return step
+
+    @functools.cached_property
+    def train_function(self) -> Any:
+        """An execution of training steps, for the dispatcher. `train_step` must have been called."""
+        assert self._step is not None
+        return self.dispatcher.compile(self._step)
+
+    def tuner(self, steps_per_execution: int | None) -> StepsPerExecutionTuner:
+        """The tuner of earlier calls of `fit`, or one that always chooses the given number."""
+        return self._tuner if steps_per_execution is None else StepsPerExecutionTuner(steps_per_execution)
+
+    def evaluate(self, data: FiniteDataAdapter, callbacks: keras.callbacks.CallbackList) -> dict[str, Any]:
+        """Loss and metrics over every example of `data`."""
+        step = self.train_step(data, "test_step")
+        callbacks.on_test_begin()
+        sums, wanted = MetricSums(step), needs_batch_logs(callbacks, "on_test_batch_end")
+        with model_validation.data_may_run_out():
+            for number, more in enumerate(self.dispatcher.evaluate(step, data)):
+                callbacks.on_test_batch_begin(number)
+                sums.add(more)
+                callbacks.on_test_batch_end(number, sums.logs() if wanted else None)
+        logs = sums.logs()
+        callbacks.on_test_end(logs)
+        return logs
+
+    def predict(self, data: FiniteDataAdapter, callbacks: keras.callbacks.CallbackList) -> Any:
+        """The outputs for every example of `data`, in its order: nested arrays f[n, ...]."""
+        self.build(data, "predict_step")
+        callbacks.on_predict_begin()
+        batches = []
+        with model_validation.data_may_run_out():
+            for number, outputs in enumerate(self.dispatcher.predict(PredictStep(self.model), data)):
+                callbacks.on_predict_batch_begin(number)
+                batches.append(outputs)
+                callbacks.on_predict_batch_end(number, {"outputs": outputs})
+        callbacks.on_predict_end()
+        return tf.nest.map_structure(lambda *arrays: np.concatenate(arrays), *batches)
+
+
+def _build(model: keras.Model, batch) -> None:
+    """Makes every variable (weights, optimizer slots, metrics) before a function is traced.
+
+    Under a strategy with workers a variable that is made while tracing would end up on a worker. Keras raises
+    ValueError here for inputs and labels whose shapes the model and its loss cannot take.
+    """
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+    y_pred = compute_output_spec(model, x, training=False)
+    if y is not None:
+        keras_model.build_from_specs(model, batch)
+        keras_model.check_loss_spec(model, x, y, y_pred, sample_weight)
+    if model.optimizer is not None and not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)

@@ -1,0 +1,79 @@
+"""Where a call of `fit` is: what a checkpoint needs to know besides the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+
+@dataclass(frozen=True)
+class SavedProgress:
+    """How far a training was when a checkpoint was written.
+
+    Attributes:
+      global_step: updates since epoch 0.
+      metric_sums: of its epoch so far, f64; zeros at the beginning of an epoch.
+    """
+
+    global_step: int
+    metric_sums: list[np.ndarray]
+
+
+class TrainingState:
+    """The state of a training that is under way. The loop updates it and checkpoints read it.
+
+    Args:
+      model: the model that is trained.
+      strategy: the model's strategy.
+      steps_per_epoch: updates in an epoch.
+      zero_sums: the metric sums of no steps.
+      global_step: returns the updates since epoch 0.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        strategy: tf.distribute.Strategy,
+        steps_per_epoch: int,
+        zero_sums: Sequence,
+        global_step: Callable[[], int],
+    ):
+        self.model = model
+        self.strategy = strategy
+        self._steps_per_epoch = steps_per_epoch
+        self._zero_sums = [np.asarray(z, np.float64) for z in zero_sums]
+        self._global_step = global_step
+        self._epoch_sums = self._zero_sums
+        self._start = 0
+
+    @property
+    def global_step(self) -> int:
+        """Updates since epoch 0."""
+        return self._global_step()
+
+    @property
+    def zero_sums(self) -> list[np.ndarray]:
+        """The metric sums of no steps, f64."""
+        return self._zero_sums
+
+    def set_start(self, step: int) -> None:
+        """Sets the global step at which this call of `fit` begins."""
+        self._start = step
+
+    @property
+    def has_trained(self) -> bool:
+        """Has this call of `fit` made an update?"""
+        return self.global_step > self._start
+
+    def set_epoch_sums(self, values: list[np.ndarray]) -> None:
+        """Sets the metric sums of the current epoch."""
+        self._epoch_sums = values
+
+    def progress(self) -> SavedProgress:
+        """What to save now."""
+        step = self.global_step
+        return SavedProgress(step, self._epoch_sums if step % self._steps_per_epoch else self._zero_sums)

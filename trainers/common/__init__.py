@@ -1,0 +1,1 @@
+"""What all trainers share: their main, flags, progress lines, --logdir and --report."""
