@@ -23,6 +23,17 @@ if "ignore" in sys.argv:
 time.sleep(1000)
 """
 
+HELD = """
+import os, runpy, time, keras, tf2dist
+class Held(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        while epoch == 15 and not os.path.exists("go on"):
+            time.sleep(0.05)
+fit = tf2dist.fit
+tf2dist.fit = lambda *args, callbacks, **kwargs: fit(*args, callbacks=[*callbacks, Held()], **kwargs)
+runpy.run_module("trainers.mnist", run_name="__main__", alter_sys=True)
+"""
+
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory):
@@ -182,13 +193,20 @@ def test_who_cannot_be_done_without_is_named_when_cut_off(ssh, hosts, tmp_path):
 
 def kill_task(hosts, name):
     """Kills the task on a host, not its agent."""
-    [pid] = [pid for pid, c in hosts.processes(name).items() if "trainers.mnist" in c and "ssh_remote_agent" not in c]
+    [pid] = [
+        pid
+        for pid, c in hosts.processes(name).items()
+        if ("trainers.mnist" in c or "held.py" in c) and "ssh_remote_agent" not in c
+    ]
     os.kill(pid, signal.SIGKILL)
 
 
 def test_a_worker_that_was_killed_is_started_again_on_its_host(ssh, hosts, tmp_path):
+    """The training is held until both are back: on a fast machine it would be over before."""
     report = tmp_path / "report.json"
-    launcher = ssh("--hosts=b,c", "--ps=1", "--max_restarts=2", "--", *MNIST, "--epochs=150", f"--report={report}")
+    (tmp_path / "held.py").write_text(HELD)
+    arguments = ["--dataset=digits", "--strategy=ps", "--epochs=20", f"--report={report}"]
+    launcher = ssh("--hosts=b,c", "--ps=1", "--max_restarts=2", "--", "held.py", *arguments)
     for times in (1, 2):
         launcher.until(f"epoch {5 * times}/")
         if times == 1:
@@ -197,7 +215,8 @@ def test_a_worker_that_was_killed_is_started_again_on_its_host(ssh, hosts, tmp_p
             [pid] = [pid for pid, c in hosts.processes("a").items() if c.startswith("ssh ") and " c exec " in c]
             os.kill(pid, signal.SIGKILL)
         launcher.until("worker 1 at c:2222 is back", times)
-    assert trained(launcher, report)["steps"] == 150 * STEPS
+    (tmp_path / "go on").touch()
+    assert trained(launcher, report)["steps"] == 20 * STEPS
     assert launcher.text().count("launch: worker 1 ended with status 137; it is started again") == 2
 
 
