@@ -347,7 +347,7 @@ def test_what_is_replaced_in_keras_comes_back(tf):
     """Keras beside us keeps its own functions; what this looks at is what there is to replace."""
     from tf2dist.compat import custom_step_scaling
 
-    patches = custom_step_scaling._patches
+    patches = custom_step_scaling.patches
     before = [{name: getattr(p._owner, name) for name in p._replacements} for p in patches]
     with custom_step_scaling.on_slice(tf.constant(0.5)):
         inside = [{name: getattr(p._owner, name) for name in p._replacements} for p in patches]
