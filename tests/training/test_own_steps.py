@@ -59,7 +59,7 @@ def test_equals_keras(tf, name, replicas):
             np.testing.assert_allclose(history[log], values, rtol=5e-4, atol=1e-5, err_msg=log)
     if name == "siamese":
         expected = theirs.evaluate(dataset, verbose=0)
-        assert tf2dist.evaluate(model, dataset)["loss"] == pytest.approx(expected, rel=1e-4)
+        assert tf2dist.evaluate(model, dataset, return_dict=True)["loss"] == pytest.approx(expected, rel=1e-4)
 
 
 def test_what_cannot_be_scaled_is_refused(tf):
