@@ -17,7 +17,7 @@ def fetch_without_functions() -> None:
     &function_data_[handle]`), so it reads freed memory if another thread makes the vector grow just then, by the first
     result of a dtype or from a worker. The message to the worker has a garbled device ("String field
     'tensorflow.eager.Operation.device' contains invalid UTF-8 data"), or the process crashes. Copies by `Tensor.numpy`
-    are no functions, and take half the time. The main thread may use functions with remote parts, but no second one.
+    are no functions, and no slower. The main thread may use functions with remote parts, but no second one.
     """
     RemoteValueImpl._copy_to_local = _copy_to_local
 
