@@ -1,10 +1,14 @@
-"""The network that both sides of a parity test train: 3 -> 1, squared error, the same weights and batches."""
+"""The network that both sides of a parity test train: 3 -> 1, squared error, the same weights and batches.
+
+And one whose loss is linear in its kernel: each update adds the same, whoever makes it, so the kernel counts updates.
+"""
 
 import numpy as np
 
 BATCH, BATCHES = 8, 6
 KERNEL = np.array([[0.5], [-1.0], [2.0]], np.float32)
 BIAS = np.array([0.25], np.float32)
+RATE, SLOPE = 0.01, np.array([[1.0], [-2.0], [0.5]], np.float32)  # of the linear loss
 
 
 def data(rows=BATCH * BATCHES):
@@ -28,11 +32,11 @@ def tf1_loss(tf, x, y):
     return tf.reduce_mean(tf.square(tf.matmul(x, kernel) + bias - y))
 
 
-def tf1_train(tf, optimizer, steps):
-    """The weights after so many steps of an optimizer, batches fed through placeholders."""
+def tf1_train(tf, optimizer, steps, target=""):
+    """The weights after so many steps of an optimizer, batches fed through placeholders to a session."""
     x, y = tf.placeholder(tf.float32, [None, 3]), tf.placeholder(tf.float32, [None, 1])
     train = optimizer.minimize(tf1_loss(tf, x, y), global_step=tf.train.get_or_create_global_step())
-    with tf.Session() as session:
+    with tf.Session(target) as session:
         session.run(tf.global_variables_initializer())
         for step in range(steps):
             session.run(train, feed_dict=dict(zip((x, y), batch(step), strict=True)))
@@ -75,3 +79,30 @@ def assert_close(ours, theirs):
     """Equal to float32 tolerance, array by array."""
     for a, b in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
+
+
+def tf1_push(tf):
+    """Makes the variable `kernel`, the global step and an update of both by the linear loss; returns all three."""
+    kernel, step = tf.get_variable("kernel", initializer=KERNEL), tf.train.get_or_create_global_step()
+    loss = tf.reduce_sum(kernel * SLOPE)
+    return kernel, step, tf.train.GradientDescentOptimizer(RATE).minimize(loss, global_step=step)
+
+
+def push(strategy, updates, **options):
+    """Makes updates by the linear loss with `tf2dist.fit`; returns the count, the optimizer's own, and the kernel."""
+    import keras
+
+    import tf2dist
+
+    with strategy.scope():
+        layer = keras.layers.Dense(1, use_bias=False, kernel_initializer=keras.initializers.Constant(KERNEL))
+        model = keras.Sequential([keras.Input((3,)), layer])
+        model.compile(keras.optimizers.SGD(RATE), lambda y, y_pred: keras.ops.sum(y_pred, -1))
+    rows = np.repeat(SLOPE.T, 8, 0), np.zeros((8, 1), np.float32)
+    tf2dist.fit(model, rows, batch_size=2, steps_per_epoch=updates, **options)
+    return tf2dist.updates(model), int(model.optimizer.iterations.numpy()), weights(model)[0]
+
+
+def assert_pushed(kernel, updates):
+    """The kernel of the linear loss has had this many updates."""
+    np.testing.assert_allclose(kernel, KERNEL - RATE * updates * SLOPE, rtol=1e-5)

@@ -1,12 +1,13 @@
 """What a training writes: checkpoints and summaries; and how a program reads its command."""
 
 import pathlib
+import re
 
 import numpy as np
 import pytest
 
 from tests.parity import regression, tf1
-from tests.parity.processes import alone
+from tests.parity.processes import alone, caught
 
 pytestmark = pytest.mark.slow
 
@@ -69,95 +70,126 @@ def test_saver(tf, tmp_path):
 
 
 def summarized_in_tf1(directory):
+    """Of each step: the loss and the gradients before the update, the weights after it."""
     tf = tf1.begin()
-    x = tf.placeholder(tf.float32, [None], name="x")
-    tf.summary.scalar("cost", tf.reduce_mean(x))
-    tf.summary.histogram("values", x)
+    x, y = tf.placeholder(tf.float32, [None, 3]), tf.placeholder(tf.float32, [None, 1])
+    loss = regression.tf1_loss(tf, x, y)
+    optimizer = tf.train.GradientDescentOptimizer(0.1)
+    gradients = optimizer.compute_gradients(loss)
+    with tf.control_dependencies([optimizer.apply_gradients(gradients)]):
+        tf.summary.scalar("cost", loss)
+        for gradient, variable in gradients:
+            tf.summary.histogram(variable.op.name, variable.read_value())
+            tf.summary.histogram(f"{variable.op.name}/gradient", gradient)
     merged = tf.summary.merge_all()
     with tf.Session() as session, tf.summary.FileWriter(directory) as writer:
+        session.run(tf.global_variables_initializer())
         for step in range(STEPS):
-            writer.add_summary(session.run(merged, {x: np.arange(4.0) * step}), global_step=step)
-    return events(tf, directory)
+            summary = session.run(merged, dict(zip((x, y), regression.batch(step), strict=True)))
+            writer.add_summary(summary, global_step=step + 1)
 
 
 def summarized_here(directory):
-    import tensorflow as tf
+    """An epoch a step, since a scalar is the mean of its epoch so far."""
+    from tf2dist.optimizers.averaging import AveragingSGD
+    from trainers.common.summaries import Summaries
 
-    with tf.summary.create_file_writer(directory).as_default():
-        for step in range(STEPS):
-            x = np.arange(4.0) * step
-            tf.summary.scalar("cost", x.mean(), step=step)
-            tf.summary.histogram("values", x, step=step)
-    return events(tf.compat.v1, directory)
+    regression.fit(
+        lambda: AveragingSGD(0.1, keep_gradients=True, use_ema=False), 1, epochs=STEPS,
+        callbacks=[Summaries(directory, every=1)],
+    )  # fmt: skip
 
 
-def events(tf, directory):
-    """Scalars by step, and the steps of histograms with the number of their values."""
-    from tensorflow import make_ndarray  # in TensorFlow 2 a summary's value is a tensor
+def shown(directory):
+    """What TensorBoard has read, by the end of the tag: scalars, and count, least and greatest of each histogram."""
+    from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
+    from tensorflow import make_ndarray
 
-    scalars, histograms = {}, {}
-    (file,) = pathlib.Path(directory).glob("events*")
-    for event in tf.train.summary_iterator(str(file)):
-        for value in event.summary.value:
-            kind = value.WhichOneof("value")
-            if value.tag == "cost":
-                scalars[event.step] = (
-                    value.simple_value if kind == "simple_value" else float(make_ndarray(value.tensor))
-                )
-            elif value.tag == "values":
-                histograms[event.step] = value.histo.num if kind == "histo" else make_ndarray(value.tensor)[:, 2].sum()
-    return scalars, histograms
+    read = EventAccumulator(directory, tensor_size_guidance={"scalars": 0, "histograms": 0}).Reload()
+    found = {}
+    for tag in read.Tags()["tensors"]:
+        name = re.search(r"(cost|kernel|bias)(?:_1)?(/gradient)?(?:_1)?$", tag)
+        if name is None:  # of an epoch
+            continue
+        steps = found[name[1] + (name[2] or "")] = {}
+        for event in read.Tensors(tag):
+            value = make_ndarray(event.tensor_proto)
+            if value.ndim:  # rows of the histogram: from, to, how many
+                value = value[:, 2].sum(), value[0, 0], value[-1, 1]
+            steps[event.step] = value
+    return found
 
 
 def test_summaries(tf, tmp_path):
-    """Scalars and histograms of the same steps."""
-    theirs, ours = alone(summarized_in_tf1, str(tmp_path / "1")), summarized_here(str(tmp_path / "2"))
-    assert ours == theirs
-    assert theirs[0] == {step: 1.5 * step for step in range(STEPS)}
-    assert theirs[1] == dict.fromkeys(range(STEPS), 4)
+    """A training as TensorBoard shows it: the cost, and weights and gradients as histograms, at the same steps."""
+    alone(summarized_in_tf1, str(tmp_path / "1"))
+    summarized_here(str(tmp_path / "2"))
+    theirs, ours = shown(str(tmp_path / "1")), shown(str(tmp_path / "2"))
+    tags = ["bias", "bias/gradient", "cost", "kernel", "kernel/gradient"]
+    assert sorted(ours) == sorted(theirs) == tags
+    for tag in tags:
+        assert list(theirs[tag]) == list(range(1, STEPS + 1))
+        assert set(ours[tag]) == set(theirs[tag])
+        for step in theirs[tag]:
+            np.testing.assert_allclose(ours[tag][step], theirs[tag][step], rtol=1e-4, err_msg=f"{tag} {step}")
 
 
-COMMAND = ["program", "-job_name=worker", "--task_index", "1", "--ps_hosts=a:1,b:2", "--nosync", "rest"]
+HOSTS = "--ps_hosts=a:1,b:2", "--worker_hosts=c:3,d:4"
+COMMAND = ["program", "-job_name=worker", "--task_index", "1", *HOSTS, "--nosync"]
 
 
-def flags_of_tf1():
+def flags_of_tf1(command):
+    """What a program finds in its command: cluster, task and a switch, and what is left."""
+    import absl.flags
+
     tf = tf1.begin()
     flags = tf.app.flags
     flags.DEFINE_string("job_name", "", "")
     flags.DEFINE_integer("task_index", 0, "")
     flags.DEFINE_string("ps_hosts", "", "")
+    flags.DEFINE_string("worker_hosts", "", "")
     flags.DEFINE_boolean("sync", True, "")
     found = []
 
     def main(arguments):
         FLAGS = flags.FLAGS
-        found.append((FLAGS.job_name, FLAGS.task_index, FLAGS.ps_hosts.split(","), FLAGS.sync, arguments[1:]))
+        assert absl.flags.FLAGS["task_index"] is FLAGS["task_index"]  # the same object
+        spec = tf.train.ClusterSpec({"ps": FLAGS.ps_hosts.split(","), "worker": FLAGS.worker_hosts.split(",")})
+        found.append((spec.as_dict(), (FLAGS.job_name, FLAGS.task_index), FLAGS.sync, arguments[1:]))
 
     try:
-        tf.app.run(main, COMMAND)
+        tf.app.run(main, command)
     except SystemExit:
         return found[0]
 
 
-def flags_here():
+def flags_here(command):
+    """The same of the flags of a trainer; or how `app.run` ends without having come to `main`."""
     from absl import app, flags
 
-    flags.DEFINE_string("job_name", "", "")
-    flags.DEFINE_integer("task_index", 0, "")
-    flags.DEFINE_list("ps_hosts", [], "")
-    flags.DEFINE_boolean("sync", True, "")
+    from trainers import mnist  # noqa: F401 (--sync)
+    from trainers.common import shared_flags
+
     found = []
 
     def main(arguments):
-        FLAGS = flags.FLAGS
-        found.append((FLAGS.job_name, FLAGS.task_index, FLAGS.ps_hosts, FLAGS.sync, arguments[1:]))
+        cluster = shared_flags.read().cluster
+        spec = {job: list(hosts) for job, hosts in cluster.spec.items()}
+        found.append((spec, (cluster.task.job, cluster.task.index), flags.FLAGS.sync, arguments[1:]))
 
     try:
-        app.run(main, COMMAND)
-    except SystemExit:
-        return found[0]
+        with caught() as lines:
+            app.run(main, command)
+    except SystemExit as end:
+        return found[0] if found else (end.code, lines)
 
 
 def test_flags():
-    """The same command line, with one dash or two."""
-    assert alone(flags_here) == alone(flags_of_tf1) == ("worker", 1, ["a:1", "b:2"], False, ["rest"])
+    """The same command line, with one dash or two. A flag that is not there was left to `main`, and is refused now."""
+    ours = alone(flags_here, [*COMMAND, "rest"])
+    assert ours == alone(flags_of_tf1, [*COMMAND, "rest"])
+    assert ours == ({"ps": ["a:1", "b:2"], "worker": ["c:3", "d:4"]}, ("worker", 1), False, ["rest"])
+    assert alone(flags_of_tf1, [*COMMAND, "--snyc"])[-1] == ["--snyc"]
+    status, lines = alone(flags_here, [*COMMAND, "--snyc"])
+    assert status == 1
+    assert any("Unknown command line flag 'snyc'. Did you mean: sync" in line for line in lines)

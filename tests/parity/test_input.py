@@ -27,74 +27,115 @@ def test_placeholders_and_feed_dict(tf):
     regression.assert_close(fitted_here(), alone(fed_in_tf1))
 
 
-def read_by_queues(path, batch):
+RECORDS, SIZE = 50, 16  # in all files, and in a batch
+
+
+def written(directory):
+    """Two TFRecord files of random images, which are told apart by their pixels."""
+    from tf2dist.data import tfrecord
+
+    random, paths = np.random.default_rng(5), [str(directory / f"{part}.tfrecords") for part in "ab"]
+    for path, count in zip(paths, (20, RECORDS - 20), strict=True):
+        tfrecord.write(path, random.integers(0, 256, (count, 28, 28), dtype=np.uint8), random.integers(0, 10, count))
+    return paths
+
+
+def read_by_queues(paths):
+    """Batches of `shuffle_batch`, as it is by default and with the last one, and of `batch`."""
     tf = tf1.begin()
-    names = tf.train.string_input_producer([path], num_epochs=1, shuffle=False)
-    _, record = tf.TFRecordReader().read(names)
     form = {"image_raw": tf.FixedLenFeature([], tf.string), "label": tf.FixedLenFeature([], tf.int64)}
-    features = tf.parse_single_example(record, form)
-    image = tf.reshape(tf.decode_raw(features["image_raw"], tf.uint8), [28, 28])
-    image = tf.cast(image, tf.float32) / 255
-    tensors = tf.train.batch([image, features["label"]], batch, allow_smaller_final_batch=True)
-    batches = []
+
+    def example():
+        names = tf.train.string_input_producer(paths, num_epochs=1, shuffle=False)
+        _, record = tf.TFRecordReader().read(names)
+        features = tf.parse_single_example(record, form)
+        image = tf.reshape(tf.decode_raw(features["image_raw"], tf.uint8), [28, 28])
+        return [tf.cast(image, tf.float32) / 255, features["label"]]
+
+    shuffle, last = {"capacity": 40, "min_after_dequeue": 20, "seed": 1}, {"allow_smaller_final_batch": True}
+    tensors = {
+        "default": tf.train.shuffle_batch(example(), SIZE, **shuffle),
+        "whole": tf.train.shuffle_batch(example(), SIZE, **shuffle, **last),
+        "in order": tf.train.batch(example(), SIZE, **last),
+    }
+    batches = {name: [] for name in tensors}
     with tf.Session() as session:
         session.run(tf.local_variables_initializer())
         coordinator = tf.train.Coordinator()
         threads = tf.train.start_queue_runners(session, coordinator)
-        try:
-            while not coordinator.should_stop():
-                batches.append(session.run(tensors))
-        except tf.errors.OutOfRangeError:
-            coordinator.request_stop()
+        for name in tensors:
+            try:
+                while True:
+                    batches[name].append(session.run(tensors[name]))
+            except tf.errors.OutOfRangeError:
+                pass
+        coordinator.request_stop()
         coordinator.join(threads)
     return batches
 
 
-def read_by_iterator(path, batch):
-    tf = tf1.begin()
-    form = {"image_raw": tf.FixedLenFeature([], tf.string), "label": tf.FixedLenFeature([], tf.int64)}
-
-    def parse(record):
-        features = tf.parse_single_example(record, form)
-        image = tf.reshape(tf.decode_raw(features["image_raw"], tf.uint8), [28, 28])
-        return tf.cast(image, tf.float32) / 255, features["label"]
-
-    iterator = tf.data.make_initializable_iterator(tf.data.TFRecordDataset(path).map(parse).batch(batch))
-    tensors, batches = iterator.get_next(), []
-    with tf.Session() as session:
-        session.run(iterator.initializer)
-        try:
-            while True:
-                batches.append(session.run(tensors))
-        except tf.errors.OutOfRangeError:
-            return batches
-
-
-def written_and_read_here(path, batch):
+def test_queues(tf, tmp_path):
+    """An epoch of shuffled batches from several files: each example once. A smaller last batch had to be asked for."""
     from tf2dist.data import tfrecord
 
-    random = np.random.default_rng(5)
-    tfrecord.write(path, random.integers(0, 256, (50, 28, 28), dtype=np.uint8), random.integers(0, 10, 50))
-    return [(images.numpy(), labels.numpy()) for images, labels in tfrecord.read(path, batch)]
+    paths = written(tmp_path)
+    theirs = alone(read_by_queues, paths)
+    ours = [[tensor.numpy() for tensor in batch] for batch in tfrecord.read(paths, SIZE, shuffle=40, seed=1)]
+    in_order = [[tensor.numpy() for tensor in batch] for batch in tfrecord.read(paths, SIZE)]
+    assert [len(labels) for _, labels in theirs["default"]] == [16, 16, 16]
+    for batches in (ours, in_order, theirs["whole"], theirs["in order"]):
+        assert [len(labels) for _, labels in batches] == [16, 16, 16, 2]
+
+    def examples(batches):
+        """All of an epoch in its order, each as its pixels, 0 to 255, and its label."""
+        images, labels = (np.concatenate(parts) for parts in zip(*batches, strict=True))
+        pixels = images if images.dtype == np.uint8 else np.rint(images * 255).astype(np.uint8)
+        return [(*image.ravel().tolist(), label) for image, label in zip(pixels, labels.tolist(), strict=True)]
+
+    there = examples(theirs["in order"])  # file after file; here, side by side
+    assert len(set(there)) == RECORDS
+    assert there == examples([tfrecord.load(paths)])
+    assert examples(in_order)[:4] == [there[0], there[20], there[1], there[21]]
+    for batches in (ours, in_order, theirs["whole"]):
+        assert examples(batches) != there
+        assert sorted(examples(batches)) == sorted(there)
 
 
-def same_batches(ours, theirs):
-    assert [len(labels) for _, labels in theirs] == [16, 16, 16, 2]
-    for (images, labels), (their_images, their_labels) in zip(ours, theirs, strict=True):
-        np.testing.assert_allclose(images, their_images, rtol=1e-6)  # one divides, one multiplies
-        np.testing.assert_array_equal(labels, their_labels)
+PASSES, ROWS = 3, 9  # the last batch of a pass is smaller
 
 
-def test_queues(tf, tmp_path):
-    """Batches that queue runners read from TFRecord files, and those of a Dataset, also the last, smaller one."""
-    path = str(tmp_path / "train.tfrecords")
-    same_batches(written_and_read_here(path, 16), alone(read_by_queues, path, 16))
+def trained_by_iterator():
+    tf = tf1.begin()
+    iterator = tf.data.make_initializable_iterator(tf.data.Dataset.from_tensor_slices(regression.data()).batch(ROWS))
+    x, y = iterator.get_next()
+    step = tf.train.get_or_create_global_step()
+    train = tf.train.GradientDescentOptimizer(0.1).minimize(regression.tf1_loss(tf, x, y), global_step=step)
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        for _ in range(PASSES):
+            session.run(iterator.initializer)
+            try:
+                while True:
+                    session.run(train)
+            except tf.errors.OutOfRangeError:
+                pass
+        return session.run([step, tf.trainable_variables()])
 
 
-def test_iterators(tf, tmp_path):
-    """An iterator that a session initialized, and a Dataset."""
-    path = str(tmp_path / "train.tfrecords")
-    same_batches(written_and_read_here(path, 16), alone(read_by_iterator, path, 16))
+def test_iterators(tf):
+    """Passes over an iterator that a session initialized, and the epochs of `fit` on the dataset; which is iterable."""
+    import keras
+
+    import tf2dist
+
+    step, theirs = alone(trained_by_iterator)
+    dataset = tf.data.Dataset.from_tensor_slices(regression.data()).batch(ROWS)
+    with tf2dist.make_strategy("one").scope():
+        model = regression.model(keras.optimizers.SGD(0.1))
+    tf2dist.fit(model, dataset, epochs=PASSES)
+    assert tf2dist.updates(model) == step == PASSES * len(dataset)
+    regression.assert_close(regression.weights(model), theirs)
+    assert [len(y) for _, y in dataset] == [9, 9, 9, 9, 9, 3]
 
 
 BOARD = np.random.default_rng(6).integers(0, 2, (20, 30), dtype=np.uint8)

@@ -24,7 +24,7 @@ OPTIMIZERS = {
     ),
     "adagrad": (
         lambda tf: tf.train.AdagradOptimizer(0.8),
-        lambda keras: keras.optimizers.Adagrad(0.8, initial_accumulator_value=0.1),
+        lambda keras: keras.optimizers.Adagrad(0.8),
     ),
     "adam": (
         lambda tf: tf.train.AdamOptimizer(0.01),
@@ -64,31 +64,71 @@ def test_optimizers(tf, name):
     regression.assert_close(here(name), alone(in_tf1, name))
 
 
-def test_adagrad(tf):
-    """Both begin their sums of squares at 0.1."""
-    regression.assert_close(here("adagrad"), alone(in_tf1, "adagrad"))
-
-
-def decayed_in_tf1(steps):
+def first_adagrad_step_in_tf1(begin, gradient):
     tf = tf1.begin()
-    step = tf.placeholder(tf.int64, [])
-    rates = [tf.train.exponential_decay(0.001, step, 600, 0.99, staircase=s) for s in (False, True)]
+    weight = tf.get_variable("weight", initializer=0.0)
+    train = tf.train.AdagradOptimizer(1.0, initial_accumulator_value=begin).minimize(weight * gradient)
     with tf.Session() as session:
-        return [session.run(rates, {step: s}) for s in steps]
+        session.run(tf.global_variables_initializer())
+        session.run(train)
+        return float(session.run(weight))
 
 
-def decayed_here(steps):
+def first_adagrad_step_here(begin, gradient):
     import keras
 
-    schedule = keras.optimizers.schedules.ExponentialDecay
-    rates = [schedule(0.001, 600, 0.99, staircase=s) for s in (False, True)]
-    return [[float(rate(s)) for rate in rates] for s in steps]
+    import tf2dist
+
+    with tf2dist.make_strategy("one").scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
+        model.compile(
+            keras.optimizers.Adagrad(1.0, initial_accumulator_value=begin), lambda y, y_pred: keras.ops.sum(y_pred)
+        )
+    tf2dist.fit(model, (np.full((1, 1), gradient, np.float32), np.zeros((1, 1))), batch_size=1)
+    return regression.weights(model)[0].item()
 
 
-def test_exponential_decay(tf):
-    """Rates of the same steps, continuous and in stairs."""
-    steps = [0, 1, 599, 600, 601, 5000, 100_000]
-    np.testing.assert_allclose(decayed_here(steps), alone(decayed_in_tf1, steps), rtol=1e-6)
+def test_adagrad(tf):
+    """Both begin their sums of squares at 0.1. What Keras adds to it shows where it is small from the beginning."""
+    regression.assert_close(here("adagrad"), alone(in_tf1, "adagrad"))
+    begin, gradient = 1e-8, 1e-4
+    squares = begin + gradient**2
+    assert first_adagrad_step_here(begin, gradient) == pytest.approx(-gradient / (squares + 1e-7) ** 0.5, rel=1e-4)
+    theirs = alone(first_adagrad_step_in_tf1, begin, gradient)
+    assert theirs == pytest.approx(-gradient / squares**0.5, rel=1e-4)
+
+
+BEGIN, PER_STEPS, FACTOR = 0.1, 6, 0.5
+
+
+def decayed_in_tf1(staircase):
+    """The weights, and the rate that the next step would have."""
+    tf = tf1.begin()
+    step = tf.train.get_or_create_global_step()
+    rate = tf.train.exponential_decay(BEGIN, step, PER_STEPS, FACTOR, staircase=staircase)
+    weights = regression.tf1_train(tf, tf.train.GradientDescentOptimizer(rate), STEPS)
+    with tf.Session() as session:
+        session.run(step.assign(STEPS))
+        return weights, float(session.run(rate))
+
+
+def decayed_here(staircase):
+    import keras
+
+    schedule = keras.optimizers.schedules.ExponentialDecay(BEGIN, PER_STEPS, FACTOR, staircase=staircase)
+    model = regression.fit(lambda: keras.optimizers.SGD(schedule), STEPS // 5, epochs=5)
+    assert int(model.optimizer.iterations.numpy()) == STEPS
+    return regression.weights(model), float(model.optimizer.learning_rate)
+
+
+@pytest.mark.parametrize("staircase", [False, True], ids=["continuous", "staircase"])
+def test_exponential_decay(tf, staircase):
+    """The rate of every step, half of it every six: the same weights, and the same rate in the end."""
+    (ours, our_rate), (theirs, rate) = decayed_here(staircase), alone(decayed_in_tf1, staircase)
+    regression.assert_close(ours, theirs)
+    decays = STEPS // PER_STEPS if staircase else STEPS / PER_STEPS
+    assert our_rate == pytest.approx(rate, rel=1e-5)
+    assert rate == pytest.approx(BEGIN * FACTOR**decays, rel=1e-5)
 
 
 AVERAGE = 0.6  # from the thirteenth step on; until then (1 + step) / (10 + step), which is less

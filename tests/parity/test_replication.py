@@ -4,24 +4,28 @@ import numpy as np
 import pytest
 
 from tests.parity import regression, tf1
-from tests.parity.processes import cluster, tf1_cluster
+from tests.parity.processes import alone, cluster, tf1_cluster
 
 pytestmark = pytest.mark.slow
 
-UPDATES = 40
-SLOPE = np.array([[1.0], [-2.0], [0.5]], np.float32)
+UPDATES = 41
 
 
 def pushed_in_tf1(updates):
-    """Asynchronous workers and a loss that is linear in the weights: the order of updates does not matter."""
+    """Asynchronous workers; each update waits until the other worker is at one too, so both are under way at the last.
+
+    Returns how many this worker has made, and step and kernel when both have ended.
+    """
     tf = tf1.begin()
     server, cluster, _, index = tf1.serve(tf)
-    with tf.device(tf.train.replica_device_setter(worker_device=f"/job:worker/task:{index}", cluster=cluster)):
-        kernel = tf.get_variable("kernel", initializer=regression.KERNEL)
-        step = tf.train.get_or_create_global_step()
-        train = tf.train.GradientDescentOptimizer(0.01).minimize(tf.reduce_sum(kernel * SLOPE), global_step=step)
-    other, mine = tf1.queue(tf, f"ended-{1 - index}"), tf1.queue(tf, f"ended-{index}")
-    say, wait = mine.enqueue(0), other.dequeue()
+    with tf.control_dependencies([tf1.queue(tf, f"turn-{index}").enqueue(0)]):
+        both = tf1.queue(tf, f"turn-{1 - index}").dequeue()
+    with (
+        tf.device(tf.train.replica_device_setter(worker_device=f"/job:worker/task:{index}", cluster=cluster)),
+        tf.control_dependencies([both]),
+    ):
+        kernel, step, train = regression.tf1_push(tf)
+    say, wait = tf1.queue(tf, f"ended-{index}").enqueue(0), tf1.queue(tf, f"ended-{1 - index}").dequeue()
     made = 0
     with tf1.monitored(tf, server, index, [tf.train.StopAtStepHook(last_step=updates)]) as session:
         while not session.should_stop():
@@ -33,36 +37,51 @@ def pushed_in_tf1(updates):
         return made, *session.run([step, kernel])
 
 
-def pushed_here(updates, backups=None):
+def pushed_here(updates):
     import tf2dist
 
-    strategy = tf2dist.join("ps")
-    import keras
-
-    def loss(y, y_pred):
-        return keras.ops.sum(y_pred)
-
-    with strategy.scope():
-        begin = keras.initializers.Constant(regression.KERNEL)
-        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, use_bias=False, kernel_initializer=begin)])
-        model.compile(keras.optimizers.SGD(0.01), loss)
-    rows = np.repeat(SLOPE.T, 4, 0), np.zeros((4, 1), np.float32)
-    server = tf2dist.ParameterServer("async" if backups is None else "sync", backups or 0)
-    history = tf2dist.fit(
-        model, rows, batch_size=1, steps_per_epoch=updates, steps_per_execution=4, parameter_server=server
-    ).history
-    return tf2dist.updates(model), regression.weights(model)[0], sum(history.get("dropped_gradients", ()))
+    return regression.push(tf2dist.join("ps"), updates, steps_per_execution=4)
 
 
-def test_between_graph_replication():
-    """Every worker pushes its own gradients. Those of TensorFlow 1 overshoot, each by two updates at most."""
+@pytest.fixture(scope="module")
+def pushed():
+    """How many updates two workers make when asked for UPDATES: what each of TensorFlow 1's returns, and ours."""
     theirs = tf1_cluster(pushed_in_tf1, {"ps": 1, "worker": 2}, UPDATES)
-    (first, step, kernel), (second, _, _) = theirs["worker 0"], theirs["worker 1"]
-    assert UPDATES <= step == first + second <= UPDATES + 4
-    np.testing.assert_allclose(kernel, regression.KERNEL - 0.01 * step * SLOPE, rtol=1e-5)
-    updates, ours, _ = cluster(pushed_here, {"ps": 1, "chief": 1, "worker": 2}, UPDATES)["chief 0"]
+    ours = cluster(pushed_here, {"ps": 1, "chief": 1, "worker": 2}, UPDATES)["chief 0"]
+    return (theirs["worker 0"], theirs["worker 1"]), ours
+
+
+def test_between_graph_replication(pushed):
+    """Every worker pushes its own gradients. Two of TensorFlow 1 that are both under way at the last step overshoot."""
+    ((first, step, kernel), (second, _, _)), (updates, _, ours) = pushed
+    assert step == first + second == UPDATES + 1
+    regression.assert_pushed(kernel, step)
     assert updates == UPDATES
-    np.testing.assert_allclose(ours, regression.KERNEL - 0.01 * UPDATES * SLOPE, rtol=1e-5)
+    regression.assert_pushed(ours, UPDATES)
+
+
+def stopped_in_tf1(updates):
+    tf = tf1.begin()
+    kernel, step, train = regression.tf1_push(tf)
+    with tf.train.MonitoredSession(hooks=[tf.train.StopAtStepHook(last_step=updates)]) as session:
+        while not session.should_stop():
+            session.run(train)
+            seen = tf1.without_hooks(session, [step, kernel])
+    return seen
+
+
+def test_stop_at_step(tf, pushed):
+    """Training ends after that many updates: that of one process on both sides, that of two workers on ours only."""
+    import tf2dist
+
+    step, kernel = alone(stopped_in_tf1, UPDATES)
+    updates, _, ours = regression.push(tf2dist.make_strategy("one"), UPDATES)
+    assert updates == step == UPDATES
+    for one in (kernel, ours):
+        regression.assert_pushed(one, UPDATES)
+    ((_, step, _), _), (updates, _, kernel) = pushed
+    assert updates == UPDATES < step
+    regression.assert_pushed(kernel, UPDATES)
 
 
 def synchronous_in_tf1(updates):
@@ -113,36 +132,72 @@ def test_synchronous_replicas():
 
 
 def backed_up_in_tf1(updates):
-    """Each update takes one of two gradients, all of which are the same."""
+    """Each update takes one of two gradients of each variable: those of `a` and `b` are late by turns.
+
+    Worker 0 computes its gradient of `b` when the update has been made without it, and worker 1 its gradient of `a`.
+    """
     tf = tf1.begin()
     server, cluster, _, index = tf1.serve(tf)
     with tf.device(tf.train.replica_device_setter(worker_device=f"/job:worker/task:{index}", cluster=cluster)):
-        kernel = tf.get_variable("kernel", initializer=regression.KERNEL)
-        tries = tf.get_variable("tries", initializer=0, trainable=False)
+        a, b = (tf.get_variable(name, initializer=regression.KERNEL) for name in "ab")
         step = tf.train.get_or_create_global_step()
         optimizer = tf.train.SyncReplicasOptimizer(
-            tf.train.GradientDescentOptimizer(0.01), replicas_to_aggregate=1, total_num_replicas=2
+            tf.train.GradientDescentOptimizer(regression.RATE), replicas_to_aggregate=1, total_num_replicas=2
         )
-        train = optimizer.minimize(tf.reduce_sum(kernel * SLOPE), global_step=step)
-        count = tries.assign_add(1, use_locking=True)
-    hooks = [optimizer.make_session_run_hook(index == 0), tf.train.StopAtStepHook(last_step=updates)]
+        begun = step.read_value()
+        with tf.control_dependencies([begun]):
+            soon = tf.constant((index + 1) * regression.SLOPE) * 1.0
+            made = tf.while_loop(lambda i: step.read_value() <= begun, lambda i: i + 1, [0])
+        with tf.control_dependencies([made]):
+            late = tf.constant((index + 1) * regression.SLOPE) * 1.0
+        pairs = ((late, a), (soon, b)) if index else ((soon, a), (late, b))
+        train = optimizer.apply_gradients(pairs, global_step=step)
+    hooks = [optimizer.make_session_run_hook(index == 0, num_tokens=0), tf.train.StopAtStepHook(last_step=updates)]
     with tf1.monitored(tf, server, index, hooks) as session:
         while not session.should_stop():  # also when the chief has left, and closed the queue of tokens
-            session.run([train, count])
+            session.run(train)
     if index:
         return None
     with tf.Session(server.target, config=tf.ConfigProto(device_filters=["/job:ps", "/job:worker/task:0"])) as session:
-        return session.run([step, tries, kernel])
+        return session.run([step, a, b])
+
+
+def backed_up_here(updates):
+    """Two layers that begin alike and get the same gradient, another one of each batch; with one backup worker."""
+    import tf2dist
+
+    strategy = tf2dist.join("ps")
+    import keras
+
+    begin = keras.initializers.Constant(regression.KERNEL)
+    with strategy.scope():
+        inputs = keras.Input((3,))
+        layers = [keras.layers.Dense(1, use_bias=False, kernel_initializer=begin, name=name) for name in "ab"]
+        model = keras.Model(inputs, keras.layers.Add()([layer(inputs) for layer in layers]))
+        model.compile(keras.optimizers.SGD(regression.RATE), lambda y, y_pred: keras.ops.sum(y_pred, -1))
+    rows = np.arange(1, 9, dtype=np.float32)[:, None] * regression.SLOPE.T, np.zeros((8, 1), np.float32)
+    update = tf2dist.ParameterServer("sync", backup_workers=1)
+    history = tf2dist.fit(
+        model, rows, batch_size=1, steps_per_epoch=updates, steps_per_execution=4, parameter_server=update
+    ).history
+    return tf2dist.updates(model), *regression.weights(model), sum(history["dropped_gradients"])
 
 
 def test_backup_workers():
-    """Updates that do not wait for all: late gradients are dropped."""
-    step, tries, theirs = tf1_cluster(backed_up_in_tf1, {"ps": 1, "worker": 2}, UPDATES)["worker 0"]
-    updates, ours, dropped = cluster(pushed_here, {"ps": 1, "chief": 1, "worker": 2}, UPDATES, 1)["chief 0"]
-    assert UPDATES <= step <= UPDATES + 4
+    """Updates that do not wait for all: late gradients are dropped. A variable there may get another worker's.
+
+    There `a` has all its updates from worker 0 and `b` from worker 1, whose gradients are twice as large. Here both
+    layers have theirs from the same worker in each update, whichever it was, and so stay alike.
+    """
+    step, a, b = tf1_cluster(backed_up_in_tf1, {"ps": 1, "worker": 2}, UPDATES)["worker 0"]
+    assert step == UPDATES
+    regression.assert_pushed(a, UPDATES)
+    regression.assert_pushed(b, 2 * UPDATES)
+    updates, a, b, dropped = cluster(backed_up_here, {"ps": 1, "chief": 1, "worker": 2}, UPDATES)["chief 0"]
     assert updates == UPDATES
-    for made, kernel in ((step, theirs), (updates, ours)):
-        np.testing.assert_allclose(kernel, regression.KERNEL - 0.01 * made * SLOPE, rtol=1e-5)
-    # Two tokens, so two gradients, an update, one token to begin with, and a gradient of each worker under way.
-    for late in (tries - step, dropped):
-        assert 0 < late <= UPDATES + 4 + 3
+    np.testing.assert_array_equal(a, b)
+    pushes = (regression.KERNEL - a) / (regression.RATE * regression.SLOPE)
+    np.testing.assert_allclose(pushes, round(float(pushes.mean())), rtol=1e-4)  # sums of whole numbers, 1 to 8 each
+    assert UPDATES < pushes.mean() < 8 * UPDATES
+    # Of two gradients of each update one is late, but for those under way at the beginning and the end.
+    assert 0 < dropped <= UPDATES + 7

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.parity import regression, tf1
-from tests.parity.processes import alone
+from tests.parity.processes import alone, cluster, tf1_cluster
 
 pytestmark = pytest.mark.slow
 
@@ -120,15 +120,13 @@ def hooked_in_tf1(logdir):
         tf.train.CheckpointSaverHook(logdir, save_steps=EVERY, listeners=[Listener()]),
         tf.train.SummarySaverHook(1, output_dir=logdir, summary_op=tf.summary.scalar("cost", loss)),
     ]
-    ran = 0
     with tf.train.MonitoredSession(tf.train.ChiefSessionCreator(), hooks) as session:
         while not session.should_stop():
             session.run(train)
-            ran += 1
     (file,) = pathlib.Path(logdir).glob("events*")
     events = [event for event in tf.train.summary_iterator(str(file)) if event.HasField("summary")]
     scalars = {e.step: e.summary.value[0].simple_value for e in events if e.summary.value[0].tag == "cost"}
-    return ran, counted, saved, scalars
+    return counted, saved, scalars
 
 
 def called_back_here(directory):
@@ -146,42 +144,104 @@ def called_back_here(directory):
         StepLines(lines.append, EVERY, regression.BATCH, STEPS),
         Summaries(directory, EVERY),
     ]
-    model = regression.fit(lambda: keras.optimizers.SGD(0.1), STEPS, callbacks=callbacks, steps_per_execution=1)
+    regression.fit(lambda: keras.optimizers.SGD(0.1), STEPS, callbacks=callbacks, steps_per_execution=1)
     (file,) = pathlib.Path(directory).glob("events*")
     scalars = {}
     for event in tf.compat.v1.train.summary_iterator(str(file)):
         for value in event.summary.value:
             if value.tag == "cost":
                 scalars[event.step] = float(tf.make_ndarray(value.tensor))
-    saved = [int(pathlib.Path(path).name.rpartition("-")[2]) for path in checkpoint_files.list_checkpoints(directory)]
-    return tf2dist.updates(model), [int(line.split()[1]) for line in lines], saved, scalars
+    saved = [step_of(path) for path in checkpoint_files.list_checkpoints(directory)]
+    return [int(line.split()[1]) for line in lines], saved, scalars
+
+
+def step_of(path):
+    """The step in the name of a checkpoint, "checkpoint-40"."""
+    return int(pathlib.Path(path).name.rpartition("-")[2])
 
 
 @pytest.fixture(scope="module")
 def hooked(tf, tmp_path_factory):
-    """What hooks did in TensorFlow 1, and callbacks here: steps made, counted, saved, and scalars by step."""
+    """What hooks did in TensorFlow 1, and callbacks here: steps counted, steps saved, and scalars by step."""
     theirs = alone(hooked_in_tf1, str(tmp_path_factory.mktemp("theirs")))
     return theirs, called_back_here(str(tmp_path_factory.mktemp("ours")))
 
 
-def test_stop_at_step(hooked):
-    """Training ends after that many updates."""
-    (theirs, *_), (ours, *_) = hooked
-    assert ours == theirs == STEPS
-
-
 def test_step_counter(hooked):
     """A line every so many steps. TensorFlow 1 counted from the first step on, so it was one late."""
-    (_, theirs, *_), (_, ours, *_) = hooked
+    (theirs, *_), (ours, *_) = hooked
     assert theirs == [5, 9]
     assert ours == [4, 8]
 
 
-def test_checkpoint_saver(hooked):
-    """Every so many steps and at the end; TensorFlow 1 also before the first step."""
-    (_, _, theirs, _), (_, _, ours, _) = hooked
+MEANWHILE = 3  # updates of the other worker while TensorFlow 1 saves
+
+
+def saved_beside_a_worker_in_tf1(directory):
+    """Steps and kernels of checkpoints, by the step in their names; worker 1 trains only while worker 0 saves."""
+    tf = tf1.begin()
+    server, cluster, _, index = tf1.serve(tf)
+    with tf.device(tf.train.replica_device_setter(worker_device=f"/job:worker/task:{index}", cluster=cluster)):
+        _, _, train = regression.tf1_push(tf)
+    (ask, asked), (say, said) = ((q.enqueue(0), q.dequeue()) for q in (tf1.queue(tf, "ask"), tf1.queue(tf, "say")))
+
+    class Listener(tf.train.CheckpointSaverListener):
+        def before_save(self, session, global_step_value):
+            if global_step_value:  # the other one has begun
+                session.run(ask)
+                session.run(said)
+
+    hooks = [] if index else [tf.train.CheckpointSaverHook(directory, save_steps=EVERY, listeners=[Listener()])]
+    with tf1.monitored(tf, server, index, hooks) as session:
+        for _ in range(2 if index else EVERY):  # asked at step EVERY, and at the end
+            if index:
+                tf1.without_hooks(session, asked)
+                for _ in range(MEANWHILE):
+                    session.run(train)
+                tf1.without_hooks(session, say)
+            else:
+                session.run(train)
+    paths = [str(path.with_suffix("")) for path in pathlib.Path(directory).glob("*.index")]
+    read = {step_of(path): tf.train.load_checkpoint(path) for path in paths}
+    return {step: (r.get_tensor("global_step").item(), r.get_tensor("kernel")) for step, r in read.items()}
+
+
+def saved_beside_workers_here(directory, updates):
+    import h5py
+
+    import tf2dist
+    from tf2dist.training import checkpoint_files
+
+    callbacks = [tf2dist.Checkpoint(directory, every_steps=EVERY, keep=updates)]
+    regression.push(tf2dist.join("ps"), updates, callbacks=callbacks, steps_per_execution=1)
+    saved = {}
+    for path in checkpoint_files.list_checkpoints(directory):
+        with h5py.File(f"{path}/model.weights.h5") as file:
+            saved[step_of(path)] = int(file["optimizer/vars/0"][()]), file["layers/dense/vars/0"][()]
+    return saved
+
+
+def test_checkpoint_saver(hooked, tmp_path):
+    """Every so many steps and at the end; TensorFlow 1 also before the first step.
+
+    With several workers, those of TensorFlow 1 trained on while one saved: there is more in a file than its name says.
+    """
+    (_, theirs, _), (_, ours, _) = hooked
     assert theirs == [0, *ours]
     assert ours == [EVERY, 2 * EVERY, STEPS]
+    saved = tf1_cluster(saved_beside_a_worker_in_tf1, {"ps": 1, "worker": 2}, str(tmp_path / "theirs"))["worker 0"]
+    assert {name: step for name, (step, _) in saved.items()} == {
+        0: 0, EVERY: EVERY + MEANWHILE, EVERY + MEANWHILE: EVERY + 2 * MEANWHILE,
+    }  # fmt: skip
+    jobs, updates = {"ps": 1, "chief": 1, "worker": 2}, 10 * EVERY
+    saved_here = cluster(saved_beside_workers_here, jobs, str(tmp_path / "ours"), updates)["chief 0"]
+    assert 0 < min(saved_here) < max(saved_here) == updates
+    assert len(saved_here) > 2
+    for name, (step, kernel) in saved_here.items():
+        assert step == name
+        regression.assert_pushed(kernel, step)
+    for step, kernel in saved.values():
+        regression.assert_pushed(kernel, step)
 
 
 def test_summary_saver(hooked):
