@@ -110,8 +110,9 @@ PER_STEP = ("masked_rnn", "tagger", "bidirectional_tagger", "two_outputs_steps")
 TWO_OUTPUTS = ("two_outputs", "two_outputs_dict", "two_outputs_steps")
 OWN_MODELS = ("autoencoder", "adversaries")  # steps of models without a `call`
 _BLANKS = ("lstm", "tagger", "masked_rnn", "bidirectional", "bidirectional_tagger")  # may have rows without a word
-# What is the same on one replica only: each replica has random numbers of its own, and Keras trains as it does there.
-ON_ONE_REPLICA: dict[str, set[str] | None] = {"random": None, "between": {"keras"}}
+# What is the same on one replica only: each replica has random numbers of its own, Keras trains as it does there, and
+# what overflows is the gradient of a slice, which begins with a smaller number than that of the whole batch.
+ON_ONE_REPLICA: dict[str, set[str] | None] = {"random": None, "between": {"keras"}, "scaling": {"overflow"}}
 
 
 def target(configuration: Mapping[str, Any]) -> str:
@@ -171,6 +172,9 @@ def sensible(configuration: Configuration) -> Configuration:
         simplest("model")
     if c["train_step"] == "metrics_loop":
         simplest("layer_metric")
+    if c["model"] == "strings":  # Keras takes them from a dataset alone
+        c["data"] = "dataset" if c["data"] == "arrays" else c["data"]
+        c["validation"] = c["validation"] and "dataset"
     two = c["model"] in TWO_OUTPUTS
     if c["compute_loss"] in ("own_mean", "distilled"):  # they use no loss function
         simplest("loss", "reduction", "class_weight", "sample_weight")
