@@ -1,4 +1,4 @@
-"""python -m tests.differential [--strategy=NAME [--replicas=N] [--workers=N] ...] [--seeds=0:60]
+"""python -m tests.differential [--strategy=NAME [--replicas=N] [--workers=N] ...] [--seeds=0:60] [--always=train_step]
 
 Trains random configurations by Keras on one device and by tf2dist on a strategy, all settings of `jobs.SETTINGS` if
 none is named. Prints a line for each configuration that gives other numbers, with the fewest options that do, and then
@@ -34,6 +34,10 @@ def _left_out(text: str) -> dict[str, set[str] | None]:
     return left
 
 
+def _names(text: str) -> list[str]:
+    return list(_left_out(text))
+
+
 def main(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.differential", description=__doc__.partition("\n\n")[2])
@@ -44,9 +48,10 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--local_steps", type=int, default=1)
     parser.add_argument("--seeds", type=_seeds, default=range(60), help="FIRST:END")
     parser.add_argument("--without", type=_left_out, default={}, help="options to leave out: data=function,batch_hooks")
+    parser.add_argument("--always", type=_names, default=[], help="options to draw always: train_step,validation")
     parser.add_argument("--no-shrink", dest="shrinks", action="store_false", help="print configurations as drawn")
     given = vars(parser.parse_args(arguments))
-    seeds, shrinks, without = given.pop("seeds"), given.pop("shrinks"), given.pop("without")
+    seeds, shrinks, without, always = (given.pop(name) for name in ("seeds", "shrinks", "without", "always"))
     if given["strategy"] is None:
         chosen = SETTINGS
     elif given["strategy"] in SETTINGS:
@@ -60,8 +65,9 @@ def main(arguments: Sequence[str]) -> int:
             print(f"{name}:", flush=True)
             began = time.monotonic()
             search = Search(
-                setting, reference, shrinks=shrinks, without=without, say=lambda line: print(line, flush=True)
-            )
+                setting, reference, shrinks=shrinks, without=without, always=always,
+                say=lambda line: print(line, flush=True),
+            )  # fmt: skip
             report = search.run(seeds)
             print(f"{report}\n{time.monotonic() - began:.0f} s for {len(seeds)} seeds\n", flush=True)
             mismatches += len(report.mismatches)

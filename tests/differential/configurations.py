@@ -7,7 +7,7 @@ job as JSON, prints in one line, and is shrunk by taking options away.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 Configuration = dict[str, Any]  # the options that are not the simplest
@@ -17,7 +17,8 @@ OPTIONS: dict[str, tuple] = {
     "model": (
         "dense", "convolution", "lstm", "gru", "masked_rnn", "embedding", "masked_embedding", "tagger", "attention",
         "two_inputs", "two_inputs_list", "two_towers", "shared_embedding", "shared", "two_outputs",
-        "two_outputs_dict", "subclassed", "subclassed_inputs",
+        "two_outputs_dict", "subclassed", "subclassed_inputs", "nested", "time_distributed", "bidirectional",
+        "bidirectional_tagger", "strings", "numbers", "pixels", "two_outputs_steps",
     ),
     "loss": (
         "mse", "mae", "huber", "log_cosh", "cosine", "poisson", "own", "own_scalar", "own_class", "own_class_scalar",
@@ -29,10 +30,16 @@ OPTIONS: dict[str, tuple] = {
         "centered_rmsprop", "nadam", "ftrl", "lion", "lamb", "adafactor", "muon", "schedule_free",
     ),
     # of the model
+    "train_step": (
+        None, "tape", "metrics_loop", "own_metrics", "clipping", "sharpness", "two_optimizers", "accumulating",
+        "average", "gradient_penalty", "autoencoder", "adversaries",
+    ),
+    "test_step": (False, True),
+    "random": (None, "dropout", "noise", "recurrent_dropout", "augmentation"),
     "regularizer": (None, "l2", "l1_l2"),
     "activity_regularizer": (None, "l2"),
     "add_loss": (None, "mean", "sum"),
-    "compute_loss": (None, "scaled", "own_mean", "measured"),
+    "compute_loss": (None, "scaled", "own_mean", "measured", "distilled"),
     "layer_metric": (False, True),
     "normalization": (None, "batch", "layer", "spectral"),
     "constraint": (None, "max_norm"),
@@ -41,38 +48,46 @@ OPTIONS: dict[str, tuple] = {
     # of the loss and the metrics
     "reduction": ("sum_over_batch_size", "sum", "mean", "mean_with_sample_weight", "none"),
     "smoothing": (0.0, 0.1),
+    "second_loss": (None, "mae", "nothing"),
     "loss_weights": (False, True),
-    "metrics": (None, "mean", "weighted", "both", "counts", "vector", "own_function", "own_class"),
+    "metrics": (None, "mean", "weighted", "both", "counts", "vector", "own_function", "own_class", "of_one_output"),
     # of the optimizer
     "clip": (None, "clipnorm", "clipvalue", "global_clipnorm"),
     "weight_decay": (False, True),
     "ema": (None, "average", "overwrite"),
     "accumulation": (None, 2, 3),
     "schedule": (None, "exponential", "cosine", "piecewise"),
-    "scaling": (None, "factor", "dynamic", "several"),
+    "scaling": (None, "factor", "dynamic", "overflow", "several"),
     # of the data
-    "data": ("arrays", "dataset", "unknown_length", "endless", "function"),
-    "sample_weight": (None, "ones", "random", "zeros", "zero_batch"),
+    "data": ("arrays", "dataset", "unknown_length", "static", "generator", "endless", "function"),
+    "shuffle": (False, True),
+    "sample_weight": (None, "ones", "random", "zeros", "zero_batch", "zero_slice", "common"),
     "class_weight": (False, True),
     "batch": (6, 8, 5, 2, 1),
     "rows": ("even", "partial", "one_over", "short"),
+    "blank": (False, True),
+    "nan": (False, True),
     "float64": (False, True),
     # of fit
     "epochs": (2, 1, 3),
     "steps_per_epoch": (None, 1, 2, 4),
     "initial_epoch": (0, 1),
     "fits": (1, 2),
+    "between": (None, "recompile", "freeze", "rate", "other_batch", "keras"),
     "validation": (None, "arrays", "dataset"),
     "validation_steps": (None, 1),
     "validation_batch_size": (None, 4),
-    "validation_freq": (1, 2),
+    "validation_freq": (1, 2, "list"),
     "steps_per_execution": (None, 1, 3),
     "scheduler": (False, True),
-    "early_stopping": (False, True),
+    "early_stopping": (False, True, "best"),
+    "plateau": (False, True),
+    "checkpoint": (False, True),
     "batch_hooks": (False, True),
     "stop_at_batch": (False, True),
     "csv": (False, True),
     "afterwards": (None, "evaluate", "predict"),
+    "afterwards_batch_size": (None, 4, 7),
 }  # fmt: skip
 _ALWAYS = ("model", "loss", "optimizer")  # drawn from all values; of the others one in five is not the simplest
 _CHANCE = 0.2
@@ -85,9 +100,19 @@ TARGETS = {
 }
 _SMOOTHED = ("categorical", "categorical_focal", "binary", "binary_focal")
 _PLAIN_FUNCTIONS = ("own", "own_scalar")  # compiled as they are: without a reduction
-TOKENS = ("lstm", "embedding", "masked_embedding", "tagger", "attention", "two_towers", "shared_embedding")
-PER_STEP = ("masked_rnn", "tagger")  # an output for each step of a sequence
-TWO_OUTPUTS = ("two_outputs", "two_outputs_dict")
+TOKENS = (
+    "lstm", "embedding", "masked_embedding", "tagger", "attention", "two_towers", "shared_embedding", "bidirectional",
+    "bidirectional_tagger", "two_outputs_steps",
+)  # fmt: skip
+NO_FLOATS = (*TOKENS, "strings", "numbers", "pixels")
+IMAGES = ("convolution", "pixels")
+PER_STEP = ("masked_rnn", "tagger", "bidirectional_tagger", "two_outputs_steps")  # an output for each of a sequence
+TWO_OUTPUTS = ("two_outputs", "two_outputs_dict", "two_outputs_steps")
+OWN_MODELS = ("autoencoder", "adversaries")  # steps of models without a `call`
+_BLANKS = ("lstm", "tagger", "masked_rnn", "bidirectional", "bidirectional_tagger")  # may have rows without a word
+# What is the same on one replica only: each replica has random numbers of its own, Keras trains as it does there, and
+# what overflows is the gradient of a slice, which begins with a smaller number than that of the whole batch.
+ON_ONE_REPLICA: dict[str, set[str] | None] = {"random": None, "between": {"keras"}, "scaling": {"overflow"}}
 
 
 def target(configuration: Mapping[str, Any]) -> str:
@@ -101,14 +126,18 @@ def complete(configuration: Configuration) -> dict[str, Any]:
     return {name: configuration.get(name, values[0]) for name, values in OPTIONS.items()}
 
 
-def draw(seed: int) -> Configuration:
-    """The configuration of a seed; the same in every process and version of Python."""
+def draw(seed: int, always: Collection[str] = ()) -> Configuration:
+    """The configuration of a seed; the same in every process and version of Python.
+
+    Args:
+      always: options that are not to be the simplest.
+    """
     chance = random.Random(seed)
     chosen = {}
     for name, values in OPTIONS.items():
         if name in _ALWAYS:
             chosen[name] = chance.choice(values)
-        elif chance.random() < _CHANCE:
+        elif chance.random() < _CHANCE or name in always:
             chosen[name] = chance.choice(values[1:])
     return sensible(chosen)
 
@@ -121,11 +150,40 @@ def sensible(configuration: Configuration) -> Configuration:
         for name in names:
             c[name] = OPTIONS[name][0]
 
+    if c["train_step"] in OWN_MODELS:  # two models, which use neither `compile`'s loss nor labels
+        simplest("model", "loss", "reduction", "compute_loss", "metrics", "test_step", "validation", "afterwards")
+        simplest("checkpoint")  # Keras saves no model that has not been called
+        simplest(
+            "sample_weight", "class_weight", "layer_metric", "random", "blank", "nan", "between", "activity_regularizer"
+        )
+    if c["train_step"] == "adversaries":
+        simplest("batch_hooks", "scheduler", "plateau")  # they look at a loss, and at an optimizer that it has not
+    if c["train_step"] == "gradient_penalty" and c["model"] not in ("dense", "shared", "nested"):
+        simplest("model")
+    if c["train_step"] == "accumulating" and c["model"].startswith("subclassed"):
+        simplest("model")  # it keeps a sum for each weight, and there are none yet
+    if c["train_step"] in ("own_metrics", "average"):  # they compute the loss themselves
+        simplest("compute_loss", "loss", "reduction", "sample_weight", "class_weight", "test_step")
+    if c["train_step"] == "own_metrics":
+        simplest("metrics", "layer_metric", "add_loss")
+    if c["train_step"] in ("own_metrics", "average", "metrics_loop") and c["model"] in TWO_OUTPUTS:
+        simplest("model")
+    if c["train_step"] == "average" and c["model"] in PER_STEP:
+        simplest("model")
+    if c["train_step"] == "metrics_loop":
+        simplest("layer_metric")
+    if c["model"] == "strings":  # Keras takes them from a dataset alone
+        c["data"] = "dataset" if c["data"] == "arrays" else c["data"]
+        c["validation"] = c["validation"] and "dataset"
     two = c["model"] in TWO_OUTPUTS
-    if c["compute_loss"] == "own_mean":  # it uses no loss function
+    if c["compute_loss"] in ("own_mean", "distilled"):  # they use no loss function
         simplest("loss", "reduction", "class_weight", "sample_weight")
-    if c["compute_loss"] in ("own_mean", "measured") and two:
+    if c["compute_loss"] in ("own_mean", "measured", "distilled") and two:
         simplest("compute_loss")
+    if c["compute_loss"] == "measured" and c["train_step"] == "metrics_loop":
+        simplest("compute_loss")
+    if (c["train_step"] or c["test_step"]) and c["optimizer"] == "schedule_free":
+        simplest("optimizer")
     kind = target(c)
     if c["model"] in PER_STEP and c["loss"] in ("dice", "tversky"):  # a mask for each step, and no loss for one
         simplest("loss")
@@ -137,7 +195,17 @@ def sensible(configuration: Configuration) -> Configuration:
     if c["loss"] in ("own_scalar", "own_class_scalar", "dice", "tversky"):  # one number cannot be weighted by example
         simplest("sample_weight", "class_weight")
     if not two:
-        simplest("loss_weights")
+        simplest("loss_weights", "second_loss")
+    if kind == "classes" and c["second_loss"] == "mae":
+        simplest("second_loss")
+    if c["second_loss"] == "nothing":
+        simplest("loss_weights", "reduction")
+    if c["metrics"] == "of_one_output" and not two:
+        c["metrics"] = "mean"
+    if c["sample_weight"] == "common" and (
+        c["model"] not in ("two_outputs", "two_outputs_dict") or c["data"] != "arrays"
+    ):
+        c["sample_weight"] = "random"
     if c["reduction"] == "none" and (two or c["regularizer"] or c["activity_regularizer"] or c["add_loss"]):
         simplest("reduction")  # Keras does not add a loss for each example to one number
     if kind == "regression" or two or c["model"] in PER_STEP:
@@ -149,21 +217,34 @@ def sensible(configuration: Configuration) -> Configuration:
     if c["metrics"] == "vector" and (kind != "one_hot" or c["model"] in PER_STEP):
         c["metrics"] = "mean"
     if c["optimizer"] == "schedule_free":
-        simplest("ema", "schedule", "scheduler", "scaling")
+        simplest("ema", "schedule", "scheduler", "scaling", "plateau", "between")
         if c["model"].startswith("subclassed"):
             simplest("model")  # Keras builds this optimizer wrongly while it traces
     if c["scaling"] == "several":
-        simplest("scheduler")  # the rates belong to the optimizers inside
-    if c["model"] in TOKENS:
+        simplest("scheduler", "plateau")  # the rates belong to the optimizers inside
+    if c["model"] in NO_FLOATS:
         simplest("float64")
+    if kind == "classes":
+        simplest("nan")
+    if c["model"] not in _BLANKS:
+        simplest("blank")
+    if c["nan"]:
+        simplest("metrics", "checkpoint", "early_stopping")  # Keras leaves open what is better than NaN
+    wanted = {"recurrent_dropout": c["model"] in ("lstm", "gru"), "augmentation": c["model"] in IMAGES}
+    if not wanted.get(c["random"], True):
+        c["random"] = "dropout"
     if c["dtype"] != "float32":
         simplest("activity_regularizer")  # Keras does not add a loss of 16 bits to one of 32
     if c["normalization"] == "spectral" and c["model"] in PER_STEP:
         simplest("normalization")
     if c["schedule"]:
-        simplest("scheduler")
+        simplest("scheduler", "plateau")
     if c["data"] == "function":  # each replica takes a whole batch of its own
-        simplest("rows", "batch")
+        simplest("rows", "batch", "shuffle")
+    if c["data"] == "static" and c["rows"] == "short":
+        simplest("rows")
+    if c["shuffle"] and c["data"] in ("arrays", "generator"):
+        c["rows"] = "short"  # one batch: of several each would have other rows than Keras's
     batches = steps_of_a_pass(c)
     if c["data"] in ("endless", "function"):
         c["steps_per_epoch"] = c["steps_per_epoch"] or 2
@@ -171,13 +252,25 @@ def sensible(configuration: Configuration) -> Configuration:
         simplest("steps_per_epoch")  # Keras makes an epoch shorter where data ends within it
     if c["steps_per_epoch"] is not None:
         simplest("initial_epoch", "fits")  # where the data goes on is another question, which the docs answer
+    if c["between"] and c["steps_per_epoch"] is None:
+        c["fits"] = 2
+    if c["fits"] == 1:
+        simplest("between")
+    if c["between"] == "rate" and (c["schedule"] or c["scaling"] == "several"):
+        simplest("between")
+    if c["between"] == "other_batch" and c["data"] != "arrays":
+        simplest("between")
+    if c["train_step"] in ("accumulating", "two_optimizers") and c["between"] in ("recompile", "freeze"):
+        simplest("between")  # it holds what belongs to the weights and to `compile`
+    if c["afterwards"] is None:
+        simplest("afterwards_batch_size")
     if c["initial_epoch"] >= c["epochs"]:
         simplest("initial_epoch")
     if c["validation"] is None:
         simplest("validation_steps", "validation_freq")
     if c["validation"] != "arrays":
         simplest("validation_batch_size")
-    if c["batch_hooks"] or c["stop_at_batch"]:
+    if c["batch_hooks"] or c["stop_at_batch"] or c["nan"]:
         c["steps_per_execution"] = 1  # as Keras
     return {name: c[name] for name, values in OPTIONS.items() if c[name] != values[0]}
 
@@ -191,8 +284,8 @@ def rows(c: Mapping[str, Any]) -> int:
 
 
 def steps_of_a_pass(c: Mapping[str, Any]) -> int:
-    """Batches of all examples."""
-    return -(-rows(c) // c["batch"])
+    """Batches of all examples; of a size that does not change only those that are full."""
+    return rows(c) // c["batch"] if c["data"] == "static" else -(-rows(c) // c["batch"])
 
 
 def shrink(configuration: Configuration, fails: Callable[[Configuration], bool]) -> Configuration:

@@ -61,8 +61,9 @@ def differences(ours: Outcome, theirs: Outcome, dtype: str, noise: Outcome | Non
             found.append(_line(name, ours.numbers[name], value, size))
     for name, value in theirs.final.items():
         begun = theirs.initial.get(name, np.zeros_like(value))
-        moved = float(np.max(np.abs(value.astype(np.float64) - begun), initial=0.0))
-        allowed = near * moved + 2e-6 * float(np.max(np.abs(value), initial=1.0))
+        finite = np.isfinite(value)
+        moved = float(np.max(np.abs(value.astype(np.float64) - begun)[finite], initial=0.0))
+        allowed = near * moved + 2e-6 * float(np.max(np.abs(value[finite]), initial=1.0))
         allowed += _noise(noise.final.get(name) if noise else None, value)
         if _apart(ours.final.get(name), value, allowed):
             found.append(_line(name, ours.final[name], value, moved))
@@ -77,7 +78,8 @@ def _names(what: str, ours: Mapping, theirs: Mapping) -> list[str]:
 def _noise(value: np.ndarray | None, theirs: np.ndarray) -> float:
     if value is None or value.shape != theirs.shape:
         return 0.0
-    return _NOISE * float(np.max(np.abs(value.astype(np.float64) - theirs), initial=0.0))
+    apart = np.abs(value.astype(np.float64) - theirs)
+    return _NOISE * float(np.max(apart[np.isfinite(apart)], initial=0.0))
 
 
 def _apart(ours: np.ndarray | None, theirs: np.ndarray, allowed: float) -> bool:
@@ -86,7 +88,8 @@ def _apart(ours: np.ndarray | None, theirs: np.ndarray, allowed: float) -> bool:
     if ours.shape != theirs.shape:
         return True
     a, b = ours.astype(np.float64), theirs.astype(np.float64)
-    same = (a == b) | (np.isnan(a) & np.isnan(b)) | (np.abs(a - b) <= allowed)
+    with np.errstate(invalid="ignore"):  # infinity less infinity
+        same = (a == b) | (np.isnan(a) & np.isnan(b)) | (np.abs(a - b) <= allowed)
     return not bool(np.all(same))
 
 

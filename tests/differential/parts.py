@@ -1,7 +1,7 @@
 """What a configuration means: a compiled model, its data, and the callbacks and arguments of `fit`.
 
 Nothing here knows of tf2dist, and everything is the same in each process that makes it. What is ill-conditioned is
-avoided, so that numbers can be compared closely: no random layers, no bias in front of a normalization, and an epsilon
+avoided, so that numbers can be compared closely: no bias in front of a normalization, and an epsilon
 in the denominators of optimizers that a gradient of rounding errors does not reach.
 """
 
@@ -15,10 +15,11 @@ import numpy as np
 import tensorflow as tf
 from keras import layers, losses, metrics, ops, optimizers, regularizers
 
-from tests.differential import configurations
-from tests.differential.configurations import PER_STEP, TOKENS, TWO_OUTPUTS
+from tests.differential import configurations, steps
+from tests.differential.configurations import IMAGES, OWN_MODELS, PER_STEP, TOKENS, TWO_OUTPUTS
 
 _WORDS, _LENGTH, _CLASSES = 9, 5, 3
+_NAMES = ("ant", "bee", "cat", "dog")  # the last one is in no vocabulary
 _UNITS = {"regression": 2, "classes": _CLASSES, "one_hot": _CLASSES, "binary": 1}
 
 
@@ -32,12 +33,18 @@ def arrays(c: Mapping[str, Any], rows: int | None = None, seed: int = 0) -> tupl
     x = _inputs(c, rows, random)
     if c["float64"]:
         x = tf.nest.map_structure(lambda a: a.astype(np.float64), x)
-    shape = (rows, _LENGTH) if c["model"] in PER_STEP else (rows,)
-    count = 2 if c["model"] in TWO_OUTPUTS else 1
-    y = _like_outputs(c, [_labels(c, shape, random) for _ in range(count)])
+    shapes = [(rows, _LENGTH) if c["model"] in PER_STEP else (rows,)]
+    if c["model"] in TWO_OUTPUTS:
+        shapes.append((rows,))
+    labels = [_labels(c, shape, random) for shape in shapes]
+    if c["nan"]:  # among the inputs it may get lost: TensorFlow's fused operations make 0 of it
+        labels[0][-1] = np.nan
+    y = _like_outputs(c, labels)
     if c["sample_weight"] is None:
         return x, y
-    return x, y, _like_outputs(c, [_weights(c, rows, random) for _ in range(count)])
+    if c["sample_weight"] == "common":
+        return x, y, _weights(c, (rows,), random)
+    return x, y, _like_outputs(c, [_weights(c, shape, random) for shape in shapes])
 
 
 def _inputs(c: Mapping[str, Any], rows: int, random: np.random.Generator) -> Any:
@@ -54,10 +61,19 @@ def _inputs(c: Mapping[str, Any], rows: int, random: np.random.Generator) -> Any
         return {"a": floats(4), "b": floats(3)}
     if kind == "two_inputs_list":
         return [floats(4), floats(3)]
+    lengths = random.integers(2, _LENGTH + 1, (rows, 1))
+    if c["blank"]:  # all words of the first half of each batch are masked
+        lengths[np.arange(rows) % c["batch"] < c["batch"] / 2] = 0
     if kind in TOKENS:  # sentences of 2 to 5 words, filled up with 0
-        return np.where(np.arange(_LENGTH) < random.integers(2, _LENGTH + 1, (rows, 1)), tokens(_LENGTH), 0)
-    if kind == "masked_rnn":
-        return floats(_LENGTH, 3) * (np.arange(_LENGTH) < random.integers(2, _LENGTH + 1, (rows, 1)))[..., None]
+        return np.where(np.arange(_LENGTH) < lengths, tokens(_LENGTH), 0)
+    if kind in ("masked_rnn", "time_distributed"):
+        return floats(_LENGTH, 3) * (np.arange(_LENGTH) < lengths).astype(np.float32)[..., None]
+    if kind == "strings":
+        return np.array(_NAMES)[random.integers(0, len(_NAMES), (rows, 3))]
+    if kind == "numbers":
+        return {"flags": random.integers(0, 2, (rows, 3)).astype(bool), "counts": random.integers(0, 9, (rows, 2))}
+    if kind == "pixels":
+        return random.integers(0, 256, (rows, 6, 6, 1)).astype(np.uint8)
     shapes = {"convolution": (6, 6, 1), "gru": (_LENGTH, 3)}
     return floats(*shapes.get(kind, (6,)))
 
@@ -72,8 +88,7 @@ def _labels(c: Mapping[str, Any], shape: tuple, random: np.random.Generator) -> 
     return np.eye(_CLASSES, dtype=np.float32)[classes] if kind == "one_hot" else classes.astype(np.int32)
 
 
-def _weights(c: Mapping[str, Any], rows: int, random: np.random.Generator) -> np.ndarray:
-    shape = (rows, _LENGTH) if c["model"] in PER_STEP else (rows,)
+def _weights(c: Mapping[str, Any], shape: tuple, random: np.random.Generator) -> np.ndarray:
     weights = random.uniform(0.5, 2.0, shape).astype(np.float32)
     if c["sample_weight"] == "ones":
         weights[:] = 1
@@ -81,6 +96,8 @@ def _weights(c: Mapping[str, Any], rows: int, random: np.random.Generator) -> np
         weights[::2] = 0
     elif c["sample_weight"] == "zero_batch":
         weights[: c["batch"]] = 0
+    elif c["sample_weight"] == "zero_slice":  # the first half of each batch
+        weights[np.arange(len(weights)) % c["batch"] < c["batch"] / 2] = 0
     return weights
 
 
@@ -98,10 +115,12 @@ def whole_batches(values: tuple, batch: int, order: Callable[[np.ndarray], np.nd
     return tf.nest.map_structure(lambda a: a[indices], values)
 
 
-def as_dataset(values: tuple, batch: int) -> tf.data.Dataset:
+def as_dataset(values: tuple, batch: int, *, shuffled: bool = False, drop_remainder: bool = False) -> tf.data.Dataset:
     """The arrays as a dataset of global batches. A list in a dataset would be one tensor, so they become tuples."""
-    values = tuple(tuple(v) if isinstance(v, list) else v for v in values)
-    return tf.data.Dataset.from_tensor_slices(values).batch(batch)
+    rows = tf.data.Dataset.from_tensor_slices(tuple(tuple(v) if isinstance(v, list) else v for v in values))
+    if shuffled:  # once, so that each pass has the same order
+        rows = rows.shuffle(100, seed=3, reshuffle_each_iteration=False)
+    return rows.batch(batch, drop_remainder=drop_remainder)
 
 
 def training_data(c: Mapping[str, Any], values: tuple) -> Any:
@@ -118,9 +137,12 @@ def training_data(c: Mapping[str, Any], values: tuple) -> Any:
 
 def keras_dataset(c: Mapping[str, Any], values: tuple) -> tf.data.Dataset:
     """The global batches as `keras.Model.fit` gets them, for data that is not given as arrays."""
-    dataset = as_dataset(values, c["batch"])
+    dataset = as_dataset(values, c["batch"], shuffled=c["shuffle"], drop_remainder=c["data"] == "static")
     if c["data"] == "unknown_length":
         return dataset.filter(lambda *batch: True)
+    if c["data"] == "generator":
+        specs = tf.nest.map_structure(lambda s: tf.TensorSpec([None, *s.shape[1:]], s.dtype), dataset.element_spec)
+        return tf.data.Dataset.from_generator(lambda: iter(dataset), output_signature=specs)
     return dataset.repeat() if c["data"] in ("endless", "function") else dataset
 
 
@@ -190,7 +212,18 @@ class Measured(keras.Model):
         return super().compute_loss(x, y, y_pred, sample_weight, training=training)
 
 
-_MODELS = {None: keras.Model, "scaled": Scaled, "own_mean": OwnMean, "measured": Measured}
+class Distilled(keras.Model):
+    """Learns from soft labels, too, and says nothing of training, as the example of knowledge distillation."""
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, allow_empty=False):
+        soft = ops.softmax(ops.stop_gradient(ops.flip(y_pred, -1)) / 3.0)
+        hard = losses.MeanSquaredError()(y, y_pred)
+        return 0.3 * hard + 0.7 * losses.KLDivergence()(soft, ops.softmax(y_pred / 3.0))
+
+
+_MODELS = {
+    None: keras.Model, "scaled": Scaled, "own_mean": OwnMean, "measured": Measured, "distilled": Distilled
+}  # fmt: skip
 
 
 def _trunk(c: Mapping[str, Any]) -> list[layers.Layer]:
@@ -203,6 +236,10 @@ def _trunk(c: Mapping[str, Any]) -> list[layers.Layer]:
         kernel_constraint=keras.constraints.MaxNorm(0.7) if c["constraint"] else None,
     )  # fmt: skip
     trunk: list[layers.Layer] = [dense]
+    if c["random"] == "dropout":
+        trunk.append(layers.Dropout(0.4))
+    elif c["random"] == "noise":
+        trunk += [layers.GaussianNoise(0.3), layers.GaussianDropout(0.2)]
     dense.trainable = not c["frozen"]
     if c["normalization"] == "batch":
         trunk.append(layers.BatchNormalization(momentum=0.8, synchronized=True))
@@ -223,6 +260,9 @@ def _head(c: Mapping[str, Any], name: str | None = None) -> layers.Layer:
     return layers.Dense(_UNITS[kind], activation, dtype="float32", name=name)
 
 
+_TRAINED_OTHERWISE = (layers.BatchNormalization, layers.Dropout, layers.GaussianNoise, layers.GaussianDropout)
+
+
 class _Subclassed:
     """The methods of a model that is no graph of layers; its variables are made when it is first called."""
 
@@ -236,7 +276,7 @@ class _Subclassed:
         parts = [x["a"], x["b"]] if isinstance(x, dict) else [x]
         x = sum(layer(part) for layer, part in zip(self.first, parts, strict=False))
         for layer in self.trunk:
-            x = layer(x, training=training) if isinstance(layer, layers.BatchNormalization) else layer(x)
+            x = layer(x, training=training) if isinstance(layer, _TRAINED_OTHERWISE) else layer(x)
         return self.head(x)
 
 
@@ -256,23 +296,49 @@ def _features(c: Mapping[str, Any]) -> tuple[Any, Any]:
         a, b = keras.Input((4,), name="a"), keras.Input((3,), name="b")
         features = layers.Concatenate()([layers.Dense(3, "relu")(a), b])
         return ({"a": a, "b": b} if kind == "two_inputs" else [a, b]), features
+    noise = {"dropout": 0.3, "recurrent_dropout": 0.2} if c["random"] == "recurrent_dropout" else {}
     if kind in TOKENS:
         inputs = keras.Input((_LENGTH,), dtype="int32")
-        words = table(mask=kind in ("lstm", "masked_embedding", "tagger"))(inputs)
+        words = table(mask=kind not in ("embedding", "attention"))(inputs)
         if kind == "lstm":
-            return inputs, layers.LSTM(4)(words)
-        if kind == "tagger":
+            return inputs, layers.LSTM(4, **noise)(words)
+        if kind in ("tagger", "two_outputs_steps"):
             return inputs, words
+        if kind in ("bidirectional", "bidirectional_tagger"):
+            words = layers.Bidirectional(layers.GRU(3, return_sequences=True))(words)
+            words = layers.TimeDistributed(layers.Dense(4, "tanh"))(layers.LayerNormalization()(words))
+            last = layers.LSTM(2, return_sequences=kind == "bidirectional_tagger")
+            return inputs, layers.Bidirectional(last, merge_mode="sum")(words)
         if kind == "attention":
             words = words + layers.Embedding(_LENGTH, 4)(ops.arange(_LENGTH))
             words = words + layers.MultiHeadAttention(2, 2, use_bias=False)(words, words)
         return inputs, layers.GlobalAveragePooling1D()(words)
-    shapes = {"convolution": (6, 6, 1), "gru": (_LENGTH, 3), "masked_rnn": (_LENGTH, 3)}
+    if kind == "strings":
+        inputs = keras.Input((3,), dtype="string")
+        known = layers.StringLookup(vocabulary=list(_NAMES[:-1]))(inputs)
+        return inputs, layers.Flatten()(table()(known))
+    if kind == "numbers":
+        flags, counts = keras.Input((3,), name="flags", dtype="bool"), keras.Input((2,), name="counts", dtype="int64")
+        parts = [ops.cast(flags, "float32"), layers.Rescaling(0.2)(counts)]
+        return {"flags": flags, "counts": counts}, layers.Concatenate()(parts)
+    if kind in IMAGES:
+        inputs = keras.Input((6, 6, 1), dtype="uint8" if kind == "pixels" else None)
+        images = layers.Rescaling(1 / 128, -1.0)(inputs) if kind == "pixels" else inputs
+        if c["random"] == "augmentation":
+            images = layers.RandomTranslation(0.2, 0.2)(layers.RandomFlip()(images))
+        return inputs, layers.Flatten()(layers.MaxPooling2D(2)(layers.Conv2D(2, 3, activation="relu")(images)))
+    shapes = {"gru": (_LENGTH, 3), "masked_rnn": (_LENGTH, 3), "time_distributed": (_LENGTH, 3)}
     inputs = keras.Input(shapes.get(kind, (6,)))
-    if kind == "convolution":
-        return inputs, layers.Flatten()(layers.MaxPooling2D(2)(layers.Conv2D(2, 3, activation="relu")(inputs)))
     if kind == "gru":
-        return inputs, layers.GRU(4)(inputs)
+        return inputs, layers.GRU(4, **noise)(inputs)
+    if kind == "time_distributed":
+        hidden = layers.TimeDistributed(layers.Dense(4, "tanh"))(layers.Masking()(inputs))
+        return inputs, layers.GlobalAveragePooling1D()(hidden)
+    if kind == "nested":  # a model in a model, called twice, and a model beside it
+        inner = keras.Sequential([keras.Input((6,)), layers.Dense(4, "relu"), layers.Dense(3, "tanh")])
+        middle = keras.Input((6,))
+        whole = keras.Model(middle, layers.Concatenate()([inner(middle), layers.Dense(2)(middle)]))
+        return inputs, layers.Add()([whole(inputs), whole(0.5 * inputs)])
     if kind == "masked_rnn":
         return inputs, layers.SimpleRNN(4, return_sequences=True)(layers.Masking()(inputs))
     if kind == "shared":
@@ -287,24 +353,53 @@ def model(c: Mapping[str, Any], eager: bool = False) -> keras.Model:
     Args:
       eager: does Keras run its steps as they are written?
     """
-    base = _MODELS[c["compute_loss"]]
+    base, own = _MODELS[c["compute_loss"]], steps.methods(c)
     keras.config.set_dtype_policy(c["dtype"])
     try:
-        if c["model"].startswith("subclassed"):
-            made = type("Subclassed", (_Subclassed, base), {})(c)
+        if c["train_step"] in OWN_MODELS:
+            made = steps.own_model(c, _trunk(c))
+        elif c["model"].startswith("subclassed"):
+            made = type("Subclassed", (_Subclassed, base), own)(c)
         else:
             inputs, x = _features(c)
             for layer in _trunk(c):
                 x = layer(x)
-            names = ("one", "two") if c["model"] in TWO_OUTPUTS else (None,)
-            made = base(inputs, _like_outputs(c, [_head(c, name)(x) for name in names]))
+            outputs = [_head(c, name)(x) for name in (("one", "two") if c["model"] in TWO_OUTPUTS else (None,))]
+            if c["model"] == "two_outputs_steps":
+                outputs[1] = layers.GlobalMaxPooling1D()(outputs[1])
+            kind = type("Own", (base,), own) if own else base
+            made = kind(inputs, _like_outputs(c, outputs))
     finally:
         keras.config.set_dtype_policy("float32")
-    optimizer = _optimizer(c)
-    made.compile(optimizer, run_eagerly=eager, jit_compile=False, **_compiled(c))
+    steps.finish(c, made)
+    compile_anew(c, made, eager)
+    return made
+
+
+def compile_anew(c: Mapping[str, Any], made: keras.Model, eager: bool) -> None:
+    """Compiles the model with a new optimizer; `eager` as for `model`."""
+    optimizer, how = _optimizer(c), {"run_eagerly": eager, "jit_compile": False}
+    if c["train_step"] == "adversaries":
+        made.compile(optimizer, optimizers.SGD(0.02), losses.BinaryCrossentropy(from_logits=True), **how)
+    elif c["train_step"] == "autoencoder":
+        made.compile(optimizer, **how)
+    elif c["train_step"] == "two_optimizers":
+        made.compile(optimizer, optimizers.Adam(0.02, epsilon=1e-3), **how, **_compiled(c))
+    else:
+        made.compile(optimizer, **how, **_compiled(c))
     if c["optimizer"] == "schedule_free":
         optimizer.build(made.trainable_variables)  # Keras builds this one wrongly while it traces
-    return made
+
+
+def change_between(c: Mapping[str, Any], made: keras.Model, eager: bool) -> None:
+    """What happens to the model between two calls of `fit`."""
+    if c["between"] == "rate":
+        made.optimizer.learning_rate = 0.01
+    elif c["between"] == "freeze":  # Keras wants it to be compiled anew
+        next(layer for layer in made.layers if isinstance(layer, layers.Dense)).trainable = False
+        compile_anew(c, made, eager)
+    elif c["between"] == "recompile":
+        compile_anew(c, made, eager)
 
 
 # Losses and metrics --------------------------------------------------------------------------------------------------
@@ -396,9 +491,17 @@ def _metrics(c: Mapping[str, Any]) -> list:
 def _compiled(c: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of `compile` beside the optimizer."""
     outputs = 2 if c["model"] in TWO_OUTPUTS else 1
-    made: dict[str, Any] = {"loss": _like_outputs(c, [_loss(c) for _ in range(outputs)])}
+    chosen = [_loss(c) for _ in range(outputs)]
+    if c["second_loss"]:
+        chosen[1] = losses.MeanAbsoluteError() if c["second_loss"] == "mae" else None
+    made: dict[str, Any] = {"loss": _like_outputs(c, chosen)}
     if c["loss_weights"]:
         made["loss_weights"] = _like_outputs(c, [0.5, 2.0])
+    elif c["scaling"] == "overflow" and c["second_loss"] != "nothing":
+        made["loss_weights"] = _like_outputs(c, [_LARGE] * outputs)
+    if c["metrics"] == "of_one_output":
+        both = _like_outputs(c, [_metrics(c), []])
+        return made | {"metrics": {"one": both["one"]} if isinstance(both, dict) else both}
     weighted = {"weighted": ("weighted_metrics",), "both": ("metrics", "weighted_metrics")}
     if c["metrics"]:
         for name in weighted.get(c["metrics"], ("metrics",)):
@@ -409,6 +512,7 @@ def _compiled(c: Mapping[str, Any]) -> dict[str, Any]:
 # Optimizers ----------------------------------------------------------------------------------------------------------
 
 _EPSILON = {"epsilon": 1e-3}
+_LARGE = 16.0  # times what it is else is the loss that overflows
 OPTIMIZERS: dict[str, tuple[Any, float, dict]] = {  # the class, its learning rate, what else it is given
     "sgd": (optimizers.SGD, 0.05, {}),
     "momentum": (optimizers.SGD, 0.05, {"momentum": 0.9}),
@@ -445,6 +549,8 @@ def _schedule(c: Mapping[str, Any], rate: float) -> Any:
 def _optimizer(c: Mapping[str, Any]) -> optimizers.Optimizer:
     kind, rate, given = OPTIMIZERS[c["optimizer"]]
     given = dict(given)
+    if c["scaling"] == "overflow" and c["optimizer"] in ("sgd", "momentum", "nesterov"):
+        rate /= _LARGE  # what makes the loss so large
     if c["clip"]:
         given[c["clip"]] = {"clipnorm": 0.1, "clipvalue": 0.05, "global_clipnorm": 0.2}[c["clip"]]
     if c["weight_decay"]:
@@ -459,6 +565,9 @@ def _optimizer(c: Mapping[str, Any]) -> optimizers.Optimizer:
     made = kind(_schedule(c, rate), **given)
     if c["scaling"] == "dynamic":
         return optimizers.LossScaleOptimizer(made, initial_scale=64.0, dynamic_growth_steps=2)
+    if c["scaling"] == "overflow":  # the first gradients are infinite, and the scale grows again within an epoch
+        scale = 2.0**24 if c["dtype"] == "mixed_float16" else 2.0**127
+        return optimizers.LossScaleOptimizer(made, initial_scale=scale, dynamic_growth_steps=2)
     if c["scaling"] == "several":
         other = optimizers.SGD(0.05)
         return optimizers.MultiOptimizer(lambda variable: other if "bias" in variable.path else made)
@@ -495,8 +604,18 @@ def callbacks(c: Mapping[str, Any], directory: str) -> list[keras.callbacks.Call
     made: list[keras.callbacks.Callback] = []
     if c["scheduler"]:
         made.append(keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5))
-    if c["early_stopping"]:
+    if c["early_stopping"] == "best":  # the largest loss, which is mostly an early one
+        best = keras.callbacks.EarlyStopping("loss", patience=0, mode="max", restore_best_weights=True)
+        made.append(best)
+    elif c["early_stopping"]:
         made.append(keras.callbacks.EarlyStopping("loss", min_delta=1e6, patience=0))
+    if c["plateau"]:
+        made.append(keras.callbacks.ReduceLROnPlateau("loss", 0.5, patience=1, min_delta=1e6))
+    if c["checkpoint"]:
+        path = f"{directory}/best.weights.h5"
+        made.append(keras.callbacks.ModelCheckpoint(path, "loss", save_best_only=True, save_weights_only=True))
+    if c["nan"]:
+        made.append(keras.callbacks.TerminateOnNaN())
     if c["batch_hooks"]:
         made.append(Hooks())
     if c["stop_at_batch"]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from tests.differential import configurations
@@ -93,6 +93,7 @@ class Search:
     Args:
       shrinks: are mismatches shrunk?
       without: values of options, as text, that are not to be drawn; None for all but the simplest.
+      always: options that are not to be the simplest.
       say: is called with each mismatch when it is found.
     """
 
@@ -103,10 +104,14 @@ class Search:
         *,
         shrinks: bool = True,
         without: Mapping[str, set[str] | None] | None = None,
+        always: Collection[str] = (),
         say: Callable[[str], object] = str,
     ):
         self._trainer, self._reference = Trainer(setting), reference
-        self._shrinks, self._without, self._say = shrinks, without or {}, say
+        self._shrinks, self._always, self._say = shrinks, always, say
+        self._without = dict(without or {})
+        if setting.strategy != "one":
+            self._without |= {n: v for n, v in configurations.ON_ONE_REPLICA.items() if n not in self._without}
 
     def run(self, seeds: Iterable[int]) -> Report:
         """Trains the configuration of each seed."""
@@ -118,7 +123,7 @@ class Search:
 
     def _draw(self, seed: int) -> Configuration:
         drawn = {}
-        for name, value in configurations.draw(seed).items():
+        for name, value in configurations.draw(seed, self._always).items():
             left_out = self._without.get(name, set())
             if left_out is not None and str(value) not in left_out:
                 drawn[name] = value

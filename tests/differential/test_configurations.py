@@ -18,6 +18,10 @@ def test_every_value_of_every_option_is_drawn():
     assert {(name, value) for name, values in OPTIONS.items() for value in values} == drawn
 
 
+def test_options_can_be_drawn_always():
+    assert all("train_step" in draw(seed, ["train_step"]) for seed in range(50))
+
+
 def test_what_is_drawn_stays_as_it_is():
     assert [sensible(c) for c in DRAWN] == DRAWN
 

@@ -13,6 +13,7 @@ import traceback
 from dataclasses import dataclass
 from typing import Any
 
+import h5py
 import keras
 import numpy as np
 import tensorflow as tf
@@ -57,18 +58,23 @@ class Runner:
 
     def _train(self, c: dict[str, Any], directory: str, made: list[keras.Model]) -> Outcome:
         keras.backend.clear_session(free_memory=False)  # names, which the history has, are counted up
-        with self.strategy.scope() if self.strategy is not None else contextlib.nullcontext():
+        with self._scope():
             keras.utils.set_random_seed(7)
-            model = parts.model(c, eager=self.strategy is None and not self.permuted)
+            model = parts.model(c, eager=self._eager)
         made.append(model)
         outcome = Outcome(initial=_variables(model) if model.built else {})
         values = parts.arrays(c)
         callbacks = parts.callbacks(c, directory)
         epochs = 0
-        for _ in range(c["fits"]):
-            history = (self._fit_keras if self.strategy is None else self._fit_ours)(
+        for number in range(c["fits"]):
+            if number:
+                with self._scope():
+                    parts.change_between(c, model, eager=self._eager)
+            by_keras = self.strategy is None or (number and c["between"] == "keras")
+            history = (self._fit_keras if by_keras else self._fit_ours)(
                 model, c, values, {"epochs": epochs + c["epochs"], "initial_epoch": epochs + c["initial_epoch"],
-                                   "callbacks": callbacks}
+                                   "callbacks": callbacks},
+                c["batch"] + 1 if number and c["between"] == "other_batch" else c["batch"],
             )  # fmt: skip
             outcome.numbers[f"epochs from {epochs}"] = _numbers(history.epoch)
             outcome.numbers |= {f"{k} from epoch {epochs}": _numbers(v) for k, v in history.history.items()}
@@ -78,32 +84,39 @@ class Runner:
         outcome.numbers |= self._afterwards(model, c, values) | _noted(callbacks, directory)
         return outcome
 
-    def _fit_keras(self, model: keras.Model, c: dict[str, Any], values: tuple, arguments: dict) -> Any:
+    @property
+    def _eager(self) -> bool:
+        return self.strategy is None and not self.permuted
+
+    def _scope(self) -> contextlib.AbstractContextManager:
+        return self.strategy.scope() if self.strategy is not None else contextlib.nullcontext()
+
+    def _fit_keras(self, model: keras.Model, c: dict[str, Any], values: tuple, arguments: dict, batch: int) -> Any:
         arguments |= {"steps_per_epoch": c["steps_per_epoch"], "verbose": 0}
         arguments |= _validation(c)
         if c["class_weight"]:
             arguments["class_weight"] = {0: 0.5, 1: 2.0, 2: 1.5}
-        if self.permuted:
-            values = parts.whole_batches(values, c["batch"], lambda rows: rows[::-1])
+        if self.permuted and not c["random"] and (not c["shuffle"] or c["data"] == "arrays"):
+            values = parts.whole_batches(values, batch, lambda rows: rows[::-1])
         if c["data"] == "arrays":
             weight = values[2] if len(values) == 3 else None
             return model.fit(
-                values[0], values[1], sample_weight=weight, batch_size=c["batch"], shuffle=False, **arguments
+                values[0], values[1], sample_weight=weight, batch_size=batch, shuffle=c["shuffle"], **arguments
             )
         return model.fit(parts.keras_dataset(c, values), **arguments)
 
-    def _fit_ours(self, model: keras.Model, c: dict[str, Any], values: tuple, arguments: dict) -> Any:
+    def _fit_ours(self, model: keras.Model, c: dict[str, Any], values: tuple, arguments: dict, batch: int) -> Any:
         arguments |= {"steps_per_epoch": c["steps_per_epoch"], "steps_per_execution": c["steps_per_execution"]}
         arguments |= _validation(c) | {"parameter_server": self.options, "verbose": 0}
         if c["class_weight"]:
             arguments["class_weight"] = {0: 0.5, 1: 2.0, 2: 1.5}
         if c["data"] == "arrays":
-            arguments |= {"batch_size": c["batch"], "shuffle": False}
+            arguments |= {"batch_size": batch, "shuffle": c["shuffle"]}
         return tf2dist.fit(model, parts.training_data(c, values), **arguments)
 
     def _afterwards(self, model: keras.Model, c: dict[str, Any], values: tuple) -> dict[str, np.ndarray]:
         """What evaluation or prediction gives, of arrays where training had them, else of a dataset."""
-        batch, as_arrays = c["batch"], c["data"] == "arrays"
+        batch, as_arrays = c["afterwards_batch_size"] or c["batch"], c["data"] == "arrays"
         data = values if as_arrays else parts.as_dataset(values, batch)
         size: dict[str, Any] = {"batch_size": batch} if as_arrays else {}
         quiet = {} if self.strategy else {"verbose": 0}
@@ -124,12 +137,17 @@ class Runner:
 def _validation(c: dict[str, Any]) -> dict[str, Any]:
     arguments = {"validation_data": parts.validation_data(c)}
     names = ("validation_steps", "validation_batch_size", "validation_freq")
-    return arguments | ({name: c[name] for name in names} if c["validation"] else {})
+    arguments |= {name: c[name] for name in names} if c["validation"] else {}
+    if c["validation"] and c["validation_freq"] == "list":
+        arguments["validation_freq"] = [1, 3]
+    return arguments
 
 
 def _variables(model: keras.Model) -> dict[str, np.ndarray]:
     """Weights and optimizer variables by place and name; names that Keras counts up without the count."""
     groups = {"weight": model.variables, "optimizer": model.optimizer.variables if model.optimizer.built else []}
+    for name in ("second_optimizer", "d_optimizer", "g_optimizer"):
+        groups |= {name: getattr(model, name).variables} if hasattr(model, name) else {}
     return {
         f"{group} {n} {re.sub(r'_[0-9]+', '', v.name)}": np.asarray(keras.ops.convert_to_numpy(v))
         for group, variables in groups.items()
@@ -150,6 +168,12 @@ def _noted(callbacks: list[keras.callbacks.Callback], directory: str) -> dict[st
             noted["batches ended"] = _numbers([batch for batch, _ in callback.ended])
             noted["loss at the end of batches"] = _numbers([loss for _, loss in callback.ended])
             noted["steps that callbacks are told"] = _numbers(-1 if callback.steps is None else callback.steps)
+    saved = pathlib.Path(directory, "best.weights.h5")
+    if saved.exists():
+        with h5py.File(saved) as file:
+            arrays = {}
+            file.visititems(lambda name, item: arrays.update({name: item[()]}) if hasattr(item, "dtype") else None)
+            noted |= {f"saved {name}": _numbers(array) for name, array in arrays.items()}
     log = pathlib.Path(directory, "log.csv")
     if log.exists():
         with log.open() as lines:

@@ -205,6 +205,55 @@ def test_sums_over_batches_of_one_size(tf):
         tf2dist.fit(other, rows)
 
 
+class OwnTracker(OwnUpdate):
+    """As the guide on what happens in `fit`: its metrics are not those that Keras's own `test_step` updates."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.tracker, self.unlisted = keras.metrics.Mean(name="loss"), keras.metrics.Mean(name="unlisted")
+
+    @property
+    def metrics(self):
+        return [self.tracker]
+
+    def change(self, x, y, gradients):
+        self.tracker.update_state(own_mean(self, x, y))
+        self.unlisted.update_state(squares(y, self(x)))
+        super().change(x, y, gradients)
+        return {"loss": self.tracker.result(), "unlisted": self.unlisted.result()}
+
+
+def test_metrics_that_a_model_does_not_list_are_those_of_the_whole_batch(tf):
+    """Also where a last batch of one row leaves a replica without any."""
+    rows = batches(tf, (x[: BATCH + 1], pair[1][: BATCH + 1]), BATCH)
+    theirs = one_layer(OwnTracker)()
+    expected = theirs.fit(rows, validation_data=rows, epochs=2, verbose=0).history
+    with tf2dist.make_strategy("mirrored", replicas=2).scope():
+        model = one_layer(OwnTracker)()
+    history = tf2dist.fit(model, rows, validation_data=rows, epochs=2).history
+    assert history.keys() == expected.keys()
+    for log, values in expected.items():
+        assert history[log] == pytest.approx(values, rel=1e-4), log
+
+
+class Accumulating(OwnUpdate):
+    def change(self, x, y, gradients):
+        import tensorflow as tf
+
+        tf.cond(self.optimizer.iterations < 3, lambda: super(Accumulating, self).change(x, y, gradients), dict)
+        return {}
+
+
+@pytest.mark.slow
+def test_updates_in_a_condition_are_refused(tf):
+    rows = batches(tf, (x, pair[1]), BATCH)
+    with tf2dist.make_strategy("mirrored", replicas=2).scope():
+        model = one_layer(Accumulating)()
+    with pytest.raises(TrainingError, match="applies gradients in a condition"):
+        tf2dist.fit(model, rows)
+    assert len(tf2dist.fit(one_layer(Accumulating)(), rows).history["loss"]) == 1
+
+
 class RootOfTest(OwnUpdate):
     def test_step(self, data):
         x, y = data

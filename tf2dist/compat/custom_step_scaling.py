@@ -251,6 +251,7 @@ def _apply(original: Callable) -> Callable:
     def apply(self, grads, trainable_variables=None):
         if getattr(here, "updates", None) is not None:
             if is_on_slice():
+                _check_condition()
                 _check_gradients(grads)
             here.updates.append((self, list(trainable_variables or ())))
             return None
@@ -287,6 +288,14 @@ def _call_function(original: Callable) -> Callable:
         return function(*args, **kwargs)
 
     return call
+
+
+def _check_condition() -> None:
+    if tf.compat.v1.get_default_graph() is not here.graph:
+        raise TrainingError(
+            "train_step applies gradients in a condition or a loop of a graph (tf.cond, tf.while_loop), where replicas "
+            "cannot meet: use the optimizer's gradient_accumulation_steps if that is what it is for, or strategy one"
+        )
 
 
 def _check_gradients(gradients: Sequence) -> None:

@@ -8,7 +8,8 @@ Attributes of `here`, each None or missing elsewhere:
   totals: gradients that are known to be those of the whole batch, by their ids.
   updates: optimizers and variables of the updates that a trace has seen, instead of their being made.
   gradients: what `GradientTape.gradient` has returned in a trace, by their ids.
-  applied, graph: what optimizers were to apply in a trial, and in which graph.
+  applied: what optimizers were to apply in a trial.
+  graph: in which a trace or a trial runs the step.
 """
 
 from __future__ import annotations

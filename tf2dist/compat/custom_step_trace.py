@@ -12,6 +12,7 @@ import tensorflow as tf
 from tf2dist.compat import layer_losses
 from tf2dist.compat.custom_step_scaling import added_loss, patches
 from tf2dist.compat.custom_step_state import set_here
+from tf2dist.compat.model import all_metrics
 from tf2dist.compat.stateless_scope import OverlayScope, compute_output_spec
 
 
@@ -38,7 +39,7 @@ def trace(model: keras.Model, step: Callable, batch) -> dict[str, Callable]:
 
     def run(batch):
         results = {}
-        with _results_of(model.metrics, results):
+        with _results_of(all_metrics(model), results):
             logs = _run_alone(model, step, batch, updates)
         for name, value in logs.items() if isinstance(logs, dict) else ():
             if id(value) in results:
@@ -84,7 +85,7 @@ def _tracing(model: keras.Model) -> Iterator[None]:
 
 def _run_alone(model: keras.Model, step: Callable, batch, updates: list):
     here = _Alone(model.distribute_strategy, 0)  # where variables can be differentiated by
-    with here, set_here(updates=updates, gradients={}, totals={}):
+    with here, set_here(updates=updates, gradients={}, totals={}, graph=tf.compat.v1.get_default_graph()):
         return step(batch)
 
 

@@ -72,6 +72,12 @@ def output_loss_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
     return model._compile_loss.metrics if model._compile_loss is not None else []
 
 
+def all_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
+    """All metrics that a model has, also those that a `metrics` of its own does not list."""
+    found = [*model.metrics, *keras.Model.metrics.fget(model)]
+    return list({id(metric): metric for metric in found}.values())
+
+
 def layer_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
     """Metrics that layers update by themselves while the model is called."""
     known = [model._loss_tracker, model._compile_metrics, *output_loss_metrics(model)]

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf2dist.compat import custom_step_scaling, custom_step_trace
+from tf2dist.compat.model import all_metrics
 from tf2dist.errors import TrainingError
 
 
@@ -63,7 +64,7 @@ class CustomTrainStep:
         return self._run(self.model.test_step, batch, slice_weight)
 
     def _run(self, step: Callable, batch, slice_weight) -> list[tf.Tensor]:
-        states = [v for metric in self.model.metrics for v in metric.variables]
+        states = [v for metric in all_metrics(self.model) for v in metric.variables]
         before = [] if slice_weight is None else [tf.identity(v.value) for v in states]
         with custom_step_scaling.on_slice(slice_weight):
             logs = step(batch if slice_weight is None else tf.nest.map_structure(_as_of_any_size, batch))

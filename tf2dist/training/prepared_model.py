@@ -61,7 +61,8 @@ class PreparedModel:
         self.strategy = model_validation.strategy_of(model)
         self.dispatcher = choose_dispatcher(self.strategy, options)
         self._tuner = StepsPerExecutionTuner()
-        self._step: TrainStep | None = None
+        self._step: CompiledStep | None = None
+        self._own_steps: dict[str, CustomTrainStep] = {}  # by the model's methods, whose logs differ
         self._checked: list = []  # names of steps with specs of data that they were found to take
 
     def is_current(self) -> bool:
@@ -90,12 +91,10 @@ class PreparedModel:
             own = step != "predict_step" and keras_model.own_steps(self.model, batch)
             if own:
                 model_validation.check_own_steps(self.model, own)
-                self._step = self._step or CustomTrainStep(self.model)
-                self._step.build(step, batch)
+                self._own_steps.setdefault(step, CustomTrainStep(self.model)).build(step, batch)
         model_validation.check_after_building(self.model)
         if own and self.strategy.num_replicas_in_sync > 1:
-            assert isinstance(self._step, CustomTrainStep)
-            custom_step_trial.check(self._step, step, spec)
+            custom_step_trial.check(self._own_steps[step], step, spec)
         if not own and step != "predict_step":
             model_validation.check_metrics(self.model, spec)
         self._checked.append((step, spec))
@@ -103,6 +102,8 @@ class PreparedModel:
     def train_step(self, data: DataAdapter, step: str = "train_step") -> TrainStep:
         """The model's train step, after building the model for this data; `step` as for `build`."""
         self.build(data, step)
+        if step in self._own_steps:
+            return self._own_steps[step]
         if self._step is None:
             self._step = self._compiled_step(data)
             if isinstance(self.strategy, tf.distribute.ParameterServerStrategy):
@@ -119,8 +120,9 @@ class PreparedModel:
     @functools.cached_property
     def train_function(self) -> Any:
         """An execution of training steps, for the dispatcher. `train_step` must have been called."""
-        assert self._step is not None
-        return self.dispatcher.compile(self._step)
+        step = self._own_steps.get("train_step", self._step)
+        assert step is not None
+        return self.dispatcher.compile(step)
 
     def tuner(self, steps_per_execution: int | None) -> StepsPerExecutionTuner:
         """The tuner of earlier calls of `fit`, or one that always chooses the given number."""
