@@ -390,7 +390,7 @@ def by_tf2dist(name, strategy, epochs=2, **kwargs):
     model, data = model_of(name, strategy), CASES[name][1]()
     options = {"batch_size": BATCH, "shuffle": False, "epochs": epochs, "steps_per_execution": 4, "verbose": 0}
     history = tf2dist.fit(model, data, **options, **kwargs).history
-    return *found(model, history), tf2dist.evaluate(model, data, batch_size=BATCH)
+    return *found(model, history), tf2dist.evaluate(model, data, batch_size=BATCH, return_dict=True)
 
 
 def check(ours, theirs):

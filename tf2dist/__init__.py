@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tf2dist.runtime.server import serve
     from tf2dist.runtime.session import connect, join
     from tf2dist.runtime.strategies import make_strategy
-    from tf2dist.training.api import evaluate, fit, predict, updates
+    from tf2dist.training.api import bind, evaluate, fit, predict, updates
     from tf2dist.training.checkpoint import Checkpoint
 
 _HOME = {
@@ -32,6 +32,7 @@ _HOME = {
     "Task": "cluster.spec",
     "Checkpoint": "training.checkpoint",
     "Examples": "input.array_adapter",
+    "bind": "training.api",
     "connect": "runtime.session",
     "join": "runtime.session",
     "fit": "training.api",
@@ -59,6 +60,7 @@ __all__ = [
     "Role",
     "ShardError",
     "Task",
+    "bind",
     "connect",
     "evaluate",
     "fit",

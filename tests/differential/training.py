@@ -113,7 +113,7 @@ class Runner:
             return {f"prediction {n}": np.asarray(leaf, np.float64) for n, leaf in enumerate(leaves)}
         if c["afterwards"] == "evaluate":
             if self.strategy is not None:
-                evaluated = tf2dist.evaluate(model, data, **size)
+                evaluated = tf2dist.evaluate(model, data, **size, return_dict=True)
             else:
                 given = dict(zip(("x", "y", "sample_weight"), values, strict=False)) if as_arrays else {"x": data}
                 evaluated = model.evaluate(**given, **size, **quiet, return_dict=True)

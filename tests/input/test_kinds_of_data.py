@@ -109,7 +109,9 @@ def test_a_function_of_the_input_context(strategy, tf):
     tf2dist.fit(theirs, (x, y), batch_size=BATCH, shuffle=False, epochs=3)
     same(model, theirs)
     assert (1, strategy.num_replicas_in_sync) in contexts
-    assert tf2dist.evaluate(model, make) == pytest.approx(tf2dist.evaluate(model, (x, y)), rel=1e-5)
+    assert tf2dist.evaluate(model, make, return_dict=True) == pytest.approx(
+        tf2dist.evaluate(model, (x, y), return_dict=True), rel=1e-5
+    )
 
 
 def test_a_function_needs_a_length_and_returns_a_dataset(tf):
@@ -140,7 +142,7 @@ def test_validation_as_keras_asks_for_it(strategy):
     ).history
     assert len(history["loss"]) == 4
     assert len(history["val_loss"]) == 2
-    assert history["val_loss"][-1] == pytest.approx(tf2dist.evaluate(model, data())["loss"], rel=1e-5)
+    assert history["val_loss"][-1] == pytest.approx(tf2dist.evaluate(model, data(), return_dict=True)["loss"], rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -177,4 +179,4 @@ def test_data_that_cannot_be_used(tf, rows, arguments, message):
 def test_a_dataset_that_ends_before_it_says(strategy, tf):
     short = tf.data.Dataset.from_tensor_slices(data()).batch(BATCH).filter(lambda x, y: True)
     with pytest.raises(ValueError, match="ran out early"):
-        tf2dist.evaluate(made(strategy), short, steps=STEPS + 1)
+        tf2dist.evaluate(made(strategy), short, steps=STEPS + 1, return_dict=True)

@@ -61,7 +61,7 @@ def test_lists_of_inputs_and_outputs(strategy):
                               validation_data=[[a, b], y])  # fmt: skip
         same(model, theirs)
         same_history(history, expected)
-        found = tf2dist.evaluate(model, ([a, b], y), batch_size=BATCH)
+        found = tf2dist.evaluate(model, ([a, b], y), batch_size=BATCH, return_dict=True)
         assert found == pytest.approx(
             theirs.evaluate([a, b], y, batch_size=BATCH, verbose=0, return_dict=True), rel=1e-3
         )
@@ -128,12 +128,12 @@ def test_steps_of_arrays(strategy):
     theirs = pair_model()
     for arguments in ({"batch_size": BATCH, "steps": 3}, {"steps": 4}, {"batch_size": BATCH, "steps": 7}):
         expected = theirs.evaluate([a, b], y, verbose=0, return_dict=True, **arguments)
-        assert tf2dist.evaluate(model, ([a, b], y), **arguments) == pytest.approx(expected, rel=1e-4)
+        assert tf2dist.evaluate(model, ([a, b], y), **arguments, return_dict=True) == pytest.approx(expected, rel=1e-4)
         expected = theirs.predict([a, b], verbose=0, **arguments)
         np.testing.assert_allclose(tf2dist.predict(model, [a, b], **arguments), expected, rtol=1e-4, atol=1e-6)
     examples = tf2dist.Examples(([a, b], y), BATCH)
     expected = theirs.evaluate([a[:32], b[:32]], y[:32], verbose=0, return_dict=True)
-    assert tf2dist.evaluate(model, examples, steps=2) == pytest.approx(expected, rel=1e-4)
+    assert tf2dist.evaluate(model, examples, steps=2, return_dict=True) == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.slow

@@ -67,6 +67,8 @@ def test_the_programs_own_arguments_are_left_alone(run):
         (["nowhere"], "there is no launcher 'nowhere'"),
         (["local"], "no program"),
         (["local", "--"], "no program"),
+        (["local", "x.py"], "unrecognized arguments: x.py; the program comes after --, as in: "),
+        (["local", "--nonsense", "--", "x.py"], "unrecognized arguments: --nonsense"),
         (["local", "json.tool"], "json.tool"),
         (["local", "--workers=two", "--", "json.tool"], "invalid int value: 'two'"),
         (["local", "--workers=0", "--", "json.tool"], "workers is 0; it must be 1 or more"),

@@ -96,3 +96,15 @@ def _before(operation):
         found |= more
         left += more
     return found
+
+
+def test_an_update_that_a_server_does_not_end_is_named(tf, strategy, monkeypatch):
+    from tf2dist.errors import TrainingError
+    from tf2dist.parameter_server import update_counter
+
+    counter = update_counter.UpdateCounter(strategy)
+    counter.settle()
+    counter._under_way.assign_add(2)
+    monkeypatch.setattr(update_counter, "_SETTLE_SECONDS", 0.1)
+    with pytest.raises(TrainingError, match="CPU:0 has begun 2 updates of workers that are lost, and not ended them"):
+        counter.settle()

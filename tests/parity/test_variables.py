@@ -119,7 +119,7 @@ def regularized_here():
         model = regression.model(keras.optimizers.SGD(0.1), kernel_regularizer=half, bias_regularizer=half)
     terms = [float(term) for term in model.losses]
     x, y = regression.batch(0)
-    first = tf2dist.evaluate(model, (x, y), batch_size=len(x))["loss"]
+    first = tf2dist.evaluate(model, (x, y), batch_size=len(x), return_dict=True)["loss"]
     tf2dist.fit(model, (x, y), batch_size=len(x), steps_per_epoch=5)
     return terms, first, regression.weights(model)
 

@@ -48,7 +48,10 @@ with strategy.scope():
 tf2dist.fit(model, dataset, epochs=EPOCHS)
 results["weights"]["dataset"] = [w.tolist() for w in weights(model)]
 results["updates"]["dataset"] = tf2dist.updates(model)
-results["evaluations"] = [tf2dist.evaluate(model, dataset), tf2dist.evaluate(model, (x, y), batch_size=7)]
+results["evaluations"] = [
+    tf2dist.evaluate(model, dataset, return_dict=True),
+    tf2dist.evaluate(model, (x, y), batch_size=7, return_dict=True),
+]
 results["logits"] = (
     np.tanh(x @ weights(model)[0] + weights(model)[1]) @ weights(model)[2] + weights(model)[3]
 ).tolist()
@@ -62,7 +65,7 @@ for name, preset in PRESETS.items():
     with strategy.scope():
         model = preset.build(preset.learning_rate, seed=1, decay_steps=600, keep_gradients=name == "towers")
     history = tf2dist.fit(model, (images, labels), batch_size=60, epochs=2)
-    logs = tf2dist.evaluate(model, (images, labels), batch_size=60)
+    logs = tf2dist.evaluate(model, (images, labels), batch_size=60, return_dict=True)
     results["presets"][name] = {"updates": tf2dist.updates(model), "loss": history.history["loss"], "test": logs}
 
 # Keras alone: what it says is how we notice that it was mended.

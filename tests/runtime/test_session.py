@@ -139,6 +139,31 @@ def test_a_program_of_the_launcher_that_exits_with_an_error_has_failed(tmp_path)
         )
 
 
+@pytest.mark.parametrize(
+    ("raised", "status", "said"),
+    [
+        ("tf2dist.errors.UsageError('no\\nsuch thing')", 2, "script.py, line 7: no such thing\n"),
+        ("tf2dist.cluster.heartbeat.TaskLostError('ps 0 is gone')", 1, "script.py, line 7: ps 0 is gone\n"),
+        ("ZeroDivisionError('theirs')", 1, None),
+    ],
+)
+def test_a_program_of_the_launcher_ends_in_one_line_that_names_its_place(tmp_path, raised, status, said):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import tf2dist.errors, tf2dist.cluster.heartbeat\nfrom tf2dist.runtime import session\n"
+        "session.current().on_failure(lambda: print('failed'))\n"
+        "session.current().at_exit(lambda: print('end'))\n"
+        f"def mistake():\n    import os\n    raise {raised}\nmistake()\n"
+    )
+    found = run(f"from tf2dist.launch import user_program\nuser_program.run_as_main([{str(script)!r}])")
+    assert found[:2] == (status, "failed\n")
+    if said is None:
+        assert found[2].startswith("Traceback")
+        assert f'File "{script}", line 7' in found[2]
+    else:
+        assert found[2] == said
+
+
 def test_an_error_in_an_interactive_shell_does_not_end_it(monkeypatch):
     monkeypatch.setattr(sys, "last_value", ValueError(), raising=False)
     monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)

@@ -187,7 +187,7 @@ def test_steps_are_what_keras_says_they_are(tf):
             model = classifier(OPTIMIZERS["sgd"]())
             if ours:
                 tf2dist.fit(model, dataset, callbacks=[See()], **arguments)
-                tf2dist.evaluate(model, dataset.take(9), callbacks=[See()])
+                tf2dist.evaluate(model, dataset.take(9), callbacks=[See()], return_dict=True)
             else:
                 model.fit(dataset, callbacks=[See()], verbose=0, **arguments)
                 model.evaluate(dataset.take(9), callbacks=[See()], verbose=0)

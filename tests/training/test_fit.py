@@ -130,12 +130,12 @@ def test_evaluate_counts_every_example_once(strategy, tf):
     x, y = data()
     model, _ = fitted(strategy)
     logits = keras.ops.convert_to_numpy(model(x))
-    logs = tf2dist.evaluate(model, (x, y), batch_size=BATCH)
+    logs = tf2dist.evaluate(model, (x, y), batch_size=BATCH, return_dict=True)
     assert round(logs["accuracy"] * ROWS) == (logits.argmax(1) == y).sum()
     each = tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits).numpy()
     np.testing.assert_allclose(logs["loss"], each.mean(), rtol=1e-5)
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
-    assert tf2dist.evaluate(model, dataset) == pytest.approx(logs, rel=1e-5)
+    assert tf2dist.evaluate(model, dataset, return_dict=True) == pytest.approx(logs, rel=1e-5)
 
 
 def test_dataset_of_global_batches(strategy, tf):
@@ -290,7 +290,7 @@ def test_a_trained_model_is_freed(strategy, end):
         model = classifier(OPTIMIZERS["adam"]())
     with contextlib.suppress(RuntimeError):
         tf2dist.fit(model, (x, y), validation_data=(x, y), callbacks=[Fail()])
-    tf2dist.evaluate(model, (x, y))
+    tf2dist.evaluate(model, (x, y), return_dict=True)
     tf2dist.predict(model, x)
     freed = [weakref.ref(thing) for thing in (model, x, y, model.layers[0])]
     del model, x, y

@@ -59,7 +59,7 @@ def test_equals_keras(tf, name, replicas):
             np.testing.assert_allclose(history[log], values, rtol=5e-4, atol=1e-5, err_msg=log)
     if name == "siamese":
         expected = theirs.evaluate(dataset, verbose=0)
-        assert tf2dist.evaluate(model, dataset)["loss"] == pytest.approx(expected, rel=1e-4)
+        assert tf2dist.evaluate(model, dataset, return_dict=True)["loss"] == pytest.approx(expected, rel=1e-4)
 
 
 def test_what_cannot_be_scaled_is_refused(tf):
@@ -347,7 +347,7 @@ def test_what_is_replaced_in_keras_comes_back(tf):
     """Keras beside us keeps its own functions; what this looks at is what there is to replace."""
     from tf2dist.compat import custom_step_scaling
 
-    patches = custom_step_scaling._patches
+    patches = custom_step_scaling.patches
     before = [{name: getattr(p._owner, name) for name in p._replacements} for p in patches]
     with custom_step_scaling.on_slice(tf.constant(0.5)):
         inside = [{name: getattr(p._owner, name) for name in p._replacements} for p in patches]

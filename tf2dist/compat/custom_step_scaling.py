@@ -20,7 +20,6 @@ All of it holds while such a step is traced, in threads that trace one.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -33,38 +32,12 @@ from tensorflow.python.eager.polymorphic_function import autograph_util
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 
 from tf2dist.compat import global_batch_gradients, global_batch_loss, layer_losses, synchronized_statistics
+from tf2dist.compat.custom_step_state import here, is_on_slice, is_step, set_here, slice_weight
 from tf2dist.compat.patching import Patch
-from tf2dist.compat.stateless_scope import OverlayScope, compute_output_spec
 from tf2dist.compat.sums_or_means import depends_on, terms
 from tf2dist.errors import TrainingError
 
 _PLAIN_STEP = 0.01
-_here = threading.local()  # each replica of a MirroredStrategy is traced in a thread of its own
-
-
-def _weight() -> tf.Tensor | None:
-    """The weight of the slice whose step this thread traces; None elsewhere."""
-    return getattr(_here, "weight", None)
-
-
-def _is_step() -> bool:
-    """Does the code of a step call, and not one of the functions that are replaced for it?"""
-    return not getattr(_here, "inside", False)
-
-
-def _is_on_slice() -> bool:
-    """As `_is_step`, of a step on a slice, or while `trace` looks whether it can run on slices."""
-    return _is_step() and (_weight() is not None or getattr(_here, "sliced", None) is not None)
-
-
-@contextlib.contextmanager
-def _set(**values) -> Iterator[None]:
-    before = {name: getattr(_here, name, None) for name in values}
-    vars(_here).update(values)
-    try:
-        yield
-    finally:
-        vars(_here).update(before)
 
 
 @contextlib.contextmanager
@@ -74,11 +47,11 @@ def on_slice(weight: tf.Tensor | None) -> Iterator[None]:
         yield
         return
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_set(weight=weight, means={}, totals={}))
+        stack.enter_context(set_here(weight=weight, means={}, totals={}))
         stack.enter_context(global_batch_loss.mean_of_slice(weight))
-        stack.enter_context(layer_losses.kept_apart(_added_loss))
+        stack.enter_context(layer_losses.kept_apart(added_loss))
         stack.enter_context(synchronized_statistics.over_slices())
-        for patch in _patches:
+        for patch in patches:
             stack.enter_context(patch.applied())
         yield
 
@@ -91,110 +64,8 @@ def trying() -> Iterator[list[tuple[str, tf.Tensor]]]:
       What they were to apply: paths of variables, and gradients; all of one call are followed by an empty path.
     """
     applied: list = []
-    with _set(applied=applied, graph=tf.compat.v1.get_default_graph()):
+    with set_here(applied=applied, graph=tf.compat.v1.get_default_graph()):
         yield applied
-
-
-class _Alone(tf.distribute.ReplicaContext):
-    """A replica without others."""
-
-    def all_reduce(self, reduce_op, value, options=None):
-        return tf.nest.map_structure(tf.identity, value)
-
-
-def trace(model: keras.Model, step: Callable, batch) -> dict[str, Callable]:
-    """Makes all variables that a step of the user's own makes, without making an update.
-
-    Args:
-      batch: of `keras.KerasTensor`s.
-
-    Raises:
-      TrainingError: the step cannot run on slices.
-
-    Returns:
-      For logs that are results of the model's metrics, functions that return the result, by the names of the logs.
-    """
-    updates, named = [], {}
-
-    def run(batch):
-        results = {}
-        with _results_of(model.metrics, results):
-            logs = _run_alone(model, step, batch, updates)
-        for name, value in logs.items() if isinstance(logs, dict) else ():
-            if id(value) in results:
-                named[name] = results[id(value)][0]
-
-    with _tracing(model):
-        known = -1
-        while known < len(model.metrics):  # the first call makes those for the losses of several outputs
-            known = len(model.metrics)
-            compute_output_spec(run, batch)
-    for optimizer, variables in updates:  # some copy weights, which have values only now
-        if not optimizer.built:
-            optimizer.build(variables)
-            optimizer.built = True
-    return named
-
-
-def without_others(model: keras.Model, step: Callable, batch) -> Any:
-    """A concrete function of a batch that runs a step on this process alone, and makes no update.
-
-    Args:
-      batch: of `tf.TensorSpec`s.
-    """
-
-    @tf.function
-    def run(batch):
-        with _tracing(model), OverlayScope((), model.variables):
-            _run_alone(model, step, batch, [])
-
-    return run.get_concrete_function(batch)
-
-
-@contextlib.contextmanager
-def _tracing(model: keras.Model) -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        for patch in _patches:
-            stack.enter_context(patch.applied())
-        if model.distribute_strategy.num_replicas_in_sync > 1:
-            stack.enter_context(_set(sliced=model.distribute_strategy, means={}))
-            stack.enter_context(layer_losses.kept_apart(_added_loss))
-        yield
-
-
-def _run_alone(model: keras.Model, step: Callable, batch, updates: list):
-    here = _Alone(model.distribute_strategy, 0)  # where variables can be differentiated by
-    with here, _set(updates=updates, gradients={}, totals={}):
-        return step(batch)
-
-
-@contextlib.contextmanager
-def _results_of(metrics: Sequence[keras.metrics.Metric], results: dict) -> Iterator[None]:
-    """Puts what the metrics' `result` methods return into `results`: by its id, how to get it, and itself.
-
-    (An id is its own only while it lives.)
-    """
-
-    def noting(metric):
-        original = metric.result
-
-        def result():
-            value = original()
-            if isinstance(value, dict):
-                results.update({id(v): (lambda name=name: original()[name], v) for name, v in value.items()})
-            else:
-                results[id(value)] = original, value
-            return value
-
-        return result
-
-    for metric, noted in [(metric, noting(metric)) for metric in metrics]:
-        vars(metric)["result"] = noted
-    try:
-        yield
-    finally:
-        for metric in metrics:
-            vars(metric).pop("result", None)
 
 
 def _replacing(owner: type, name: str, make: Callable[[Callable], Callable]) -> Patch:
@@ -208,17 +79,17 @@ def _replacing(owner: type, name: str, make: Callable[[Callable], Callable]) -> 
 
 
 def _as_known_mean(value: tf.Tensor) -> tf.Tensor:
-    _here.means[id(value)] = value  # an id is its own only while it lives
+    here.means[id(value)] = value  # an id is its own only while it lives
     return value
 
 
 def _loss(original: Callable) -> Callable:
     def loss(self, *args, **kwargs):
-        if not _is_on_slice():
+        if not is_on_slice():
             return original(self, *args, **kwargs)
-        if _weight() is None and isinstance(self, keras.losses.Loss):
+        if slice_weight() is None and isinstance(self, keras.losses.Loss):
             _check_exchange(self)
-        with _set(inside=True):
+        with set_here(inside=True):
             value = original(self, *args, **kwargs)
         return value if value.shape.rank else _as_known_mean(value)
 
@@ -226,22 +97,22 @@ def _loss(original: Callable) -> Callable:
 
 
 def _check_exchange(loss: keras.losses.Loss) -> None:
-    if global_batch_loss.compares_examples(loss) and not global_batch_loss.exchange_rows(_here.sliced):
+    if global_batch_loss.compares_examples(loss) and not global_batch_loss.exchange_rows(here.sliced):
         raise TrainingError(
             f"train_step computes {type(loss).__name__}, which is no mean over examples and needs all of a batch: use "
             "strategy one or mirrored"
         )
 
 
-def _added_loss(key, loss: tf.Tensor) -> tf.Tensor:
+def added_loss(key, loss: tf.Tensor) -> tf.Tensor:
     """What a layer has added, as a mean."""
-    is_sum = layer_losses.is_of_each_example(loss) or terms(loss, _here.means, _here.totals) == {"sum"}
-    return _as_known_mean(global_batch_loss.as_mean_of_slice(loss) if is_sum and _weight() is not None else loss)
+    is_sum = layer_losses.is_of_each_example(loss) or terms(loss, here.means, here.totals) == {"sum"}
+    return _as_known_mean(global_batch_loss.as_mean_of_slice(loss) if is_sum and slice_weight() is not None else loss)
 
 
 def _average_loss(per_example_loss, sample_weight=None, global_batch_size=None):
     average = _distributed_losses.original("compute_average_loss")
-    if global_batch_size is not None or not _is_on_slice():
+    if global_batch_size is not None or not is_on_slice():
         return average(per_example_loss, sample_weight, global_batch_size)
     # By the number of replicas, too, if it is not told by what.
     size = tf.shape(per_example_loss)[0]
@@ -249,20 +120,20 @@ def _average_loss(per_example_loss, sample_weight=None, global_batch_size=None):
 
 
 def _regularization_loss(regularization_loss):
-    if _is_on_slice():
+    if is_on_slice():
         return tf.reduce_sum(regularization_loss)
     return _distributed_losses.original("scale_regularization_loss")(regularization_loss)
 
 
 def _gradient(original: Callable) -> Callable:
     def gradient(self, target, sources, output_gradients=None, unconnected_gradients=tf.UnconnectedGradients.NONE):
-        weight = _weight()
-        known = getattr(_here, "gradients", None)
-        if not _is_step() or (weight is None and known is None):
+        weight = slice_weight()
+        known = getattr(here, "gradients", None)
+        if not is_step() or (weight is None and known is None):
             return original(self, target, sources, output_gradients, unconnected_gradients)
         variables = tf.nest.flatten(sources)
         summed = [n for n, v in enumerate(variables) if isinstance(v, (keras.Variable, tf.Variable))]
-        seeds = _seeds(target, output_gradients) if _is_on_slice() else output_gradients
+        seeds = _seeds(target, output_gradients) if is_on_slice() else output_gradients
         if known is not None:
             read = tf.nest.map_structure(_in_trace, sources)
             found = original(self, target, read, output_gradients, unconnected_gradients)
@@ -272,14 +143,14 @@ def _gradient(original: Callable) -> Callable:
         else:
             found = original(self, target, sources, seeds, unconnected_gradients)
             gradients = [_of_known_slice(g, weight) for g in tf.nest.flatten(found)]
-            with _set(inside=True):
+            with set_here(inside=True):
                 sums = global_batch_gradients.sum_over_replicas(
                     [gradients[n] for n in summed], [variables[n] for n in summed]
                 )
             for n, total in zip(summed, sums, strict=True):
                 gradients[n] = total
             found = tf.nest.pack_sequence_as(sources, gradients)
-        _here.totals.update({id(_values(gradients[n])): _values(gradients[n]) for n in summed})
+        here.totals.update({id(_values(gradients[n])): _values(gradients[n]) for n in summed})
         return found
 
     return gradient
@@ -291,7 +162,7 @@ def _seeds(target, output_gradients):
     Those of a sum count for a slice that does not stand in for an empty one: through statistics of the whole batch
     they reach the other replicas.
     """
-    targets, weight = tf.nest.flatten(target), _weight()
+    targets, weight = tf.nest.flatten(target), slice_weight()
     given = [None] * len(targets) if output_gradients is None else tf.nest.flatten(output_gradients)
     if len(given) != len(targets) or not all(map(tf.is_symbolic_tensor, targets)):
         return output_gradients
@@ -340,7 +211,7 @@ def _is_sum(loss: tf.Tensor) -> bool:
     Raises:
       TrainingError: it has a sum and other terms, which would have to be scaled differently.
     """
-    found = terms(loss, _here.means, _here.totals)
+    found = terms(loss, here.means, here.totals)
     if "sum" in found and len(found) > 1:
         raise TrainingError(
             "train_step adds a sum over examples to a mean over them, or to a term of the weights alone, which cannot "
@@ -357,20 +228,20 @@ def _is_sum(loss: tf.Tensor) -> bool:
 
 def as_mean(value):
     """A scalar of which the mean over the slices, each by its weight, is to be that of the whole batch."""
-    weight: Any = _weight()
+    weight: Any = slice_weight()
     if weight is None or not tf.is_symbolic_tensor(value) or value.shape.rank != 0:
         return value
-    if terms(value, _here.means, _here.totals) != {"sum"}:
+    if terms(value, here.means, here.totals) != {"sum"}:
         return value
     return tf.math.divide_no_nan(value, tf.cast(weight, value.dtype))
 
 
 def _mean(original: Callable) -> Callable:
     def update_state(self, values, sample_weight=None):
-        if _weight() is not None and sample_weight is None and len(keras.ops.shape(values)) == 0:
-            if not getattr(_here, "inside", False):  # what Keras's own losses count is a mean already
+        if slice_weight() is not None and sample_weight is None and len(keras.ops.shape(values)) == 0:
+            if not getattr(here, "inside", False):  # what Keras's own losses count is a mean already
                 values = as_mean(values)
-            sample_weight = _weight()
+            sample_weight = slice_weight()
         return original(self, values, sample_weight=sample_weight)
 
     return update_state
@@ -378,17 +249,17 @@ def _mean(original: Callable) -> Callable:
 
 def _apply(original: Callable) -> Callable:
     def apply(self, grads, trainable_variables=None):
-        if getattr(_here, "updates", None) is not None:
-            if _is_on_slice():
+        if getattr(here, "updates", None) is not None:
+            if is_on_slice():
                 _check_gradients(grads)
-            _here.updates.append((self, list(trainable_variables or ())))
+            here.updates.append((self, list(trainable_variables or ())))
             return None
-        if not _is_on_slice():
+        if not is_on_slice():
             return original(self, grads, trainable_variables)
         variables = self._trainable_variables if trainable_variables is None else trainable_variables
-        if getattr(_here, "applied", None) is not None:
+        if getattr(here, "applied", None) is not None:
             return _take_plain_step(self, list(grads), list(variables))
-        with _set(inside=True):
+        with set_here(inside=True):
             return global_batch_gradients.apply_sums(self, list(grads), list(variables))
 
     return apply
@@ -399,15 +270,15 @@ def _take_plain_step(optimizer, gradients: Sequence, variables: Sequence) -> Non
     for gradient, variable in zip(gradients, variables, strict=True):
         if gradient is not None:
             gradient = tf.cast(tf.convert_to_tensor(gradient), variable.dtype) / tf.cast(scale, variable.dtype)
-            if gradient.graph is _here.graph:  # not in a branch of a condition
-                _here.applied.append((variable.path, gradient))
+            if gradient.graph is here.graph:  # not in a branch of a condition
+                here.applied.append((variable.path, gradient))
             variable.assign_sub(_PLAIN_STEP * gradient)
-    _here.applied.append(("", tf.zeros([])))
+    here.applied.append(("", tf.zeros([])))
 
 
 def _call_function(original: Callable) -> Callable:
     def call(self, *args, **kwargs):
-        is_tracing = _weight() is not None or getattr(_here, "updates", None) is not None
+        is_tracing = slice_weight() is not None or getattr(here, "updates", None) is not None
         if not is_tracing or tf.executing_eagerly():
             return original(self, *args, **kwargs)
         function = self.python_function
@@ -420,7 +291,7 @@ def _call_function(original: Callable) -> Callable:
 
 def _check_gradients(gradients: Sequence) -> None:
     for each in gradients:
-        if each is not None and depends_on(_values(each), _here.gradients) == "data":
+        if each is not None and depends_on(_values(each), here.gradients) == "data":
             raise TrainingError(
                 "train_step applies what GradientTape.gradient has not returned, and what is not made of it, which "
                 "cannot be had from parts of a batch: use strategy one"
@@ -430,7 +301,7 @@ def _check_gradients(gradients: Sequence) -> None:
 _distributed_losses = Patch(
     tf.nn, {"compute_average_loss": _average_loss, "scale_regularization_loss": _regularization_loss}
 )
-_patches = [
+patches = [
     _distributed_losses,
     _replacing(tf.GradientTape, "gradient", _gradient),
     _replacing(keras.losses.Loss, "__call__", _loss),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -97,6 +98,11 @@ def check_loss_spec(model: keras.Model, x, y, y_pred, sample_weight) -> None:
     if model._compile_loss is None and not overrides_compute_loss(model):
         return  # layers add the loss
     compute_output_spec(model._compute_loss, x, y, y_pred, sample_weight=sample_weight, training=False)
+
+
+def logs_in_order(model: keras.Model, logs: Mapping[str, Any]) -> Any:
+    """Logs as Keras returns them where no dictionary is asked for: in the metrics' order, one by itself."""
+    return model._flatten_metrics_in_order(logs)
 
 
 def layers_of(model: keras.Model) -> list[keras.Layer]:

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf2dist.compat import custom_step_scaling
+from tf2dist.compat import custom_step_scaling, custom_step_trace
 from tf2dist.errors import TrainingError
 
 
@@ -37,7 +37,7 @@ class CustomTrainStep:
         if self.model.distribute_strategy.num_replicas_in_sync > 1:
             any_size = tf.nest.map_structure(lambda t: keras.KerasTensor(_of_any_size(t.shape), t.dtype), batch)
         try:
-            self._metric_results |= custom_step_scaling.trace(self.model, getattr(self.model, method), any_size)
+            self._metric_results |= custom_step_trace.trace(self.model, getattr(self.model, method), any_size)
         except (TypeError, ValueError) as error:
             if any(a.shape != b.shape for a, b in zip(tf.nest.flatten(any_size), tf.nest.flatten(batch), strict=True)):
                 raise TrainingError(

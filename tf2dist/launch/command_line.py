@@ -12,8 +12,6 @@ from tf2dist.launch import backend
 from tf2dist.launch.backend import Backend
 from tf2dist.system.commands import Parser
 
-_USAGE = "NAME [options] -- MODULE_OR_SCRIPT [args]"
-
 
 class _LaunchParser(Parser):
     """Begins every error with "launch: BACKEND:", as the other errors of this command do."""
@@ -42,9 +40,12 @@ def main(arguments: Sequence[str]) -> int:
     own, program = rest, []
     if "--" in rest:
         own, program = rest[: rest.index("--")], rest[rest.index("--") + 1 :]
-    options = _parser(name, chosen).parse_args(own)
+    options, unknown = _parser(name, chosen).parse_known_args(own)
+    if unknown:
+        hint = "" if program else f"; the program comes after --, as in: {_usage(name)}"
+        return _refuse(f"{name}: unrecognized arguments: {' '.join(unknown)}{hint}")
     if not program:
-        return _refuse(f"{name}: no program; name a module or a script after --, as in: {_usage()}")
+        return _refuse(f"{name}: no program; name a module or a script after --, as in: {_usage(name)}")
     try:
         return chosen.start(options, program)
     except UsageError as error:
@@ -64,14 +65,14 @@ def _command() -> str:
     return "tf2dist launch" if os.path.basename(sys.argv[0]) == "tf2dist" else "python -m launch"
 
 
-def _usage() -> str:
-    return f"{_command()} {_USAGE}"
+def _usage(name: str = "NAME") -> str:
+    return f"{_command()} {name} [options] -- MODULE_OR_SCRIPT [args]"
 
 
 def _parser(name: str, chosen: Backend) -> Parser:
     parser = _LaunchParser(
         prog=f"{_command()} {name}",
-        usage=_usage().replace("NAME", name),
+        usage=_usage(name),
         description=chosen.summary,
         allow_abbrev=False,
     )

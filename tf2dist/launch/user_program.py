@@ -11,6 +11,7 @@ import os
 import runpy
 import signal
 import sys
+import traceback
 import types
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -68,8 +69,11 @@ def run_as_main(argv: Sequence[str]) -> None:
     The caller must return to the end of the interpreter afterwards, which then does what it does for every program:
     waits for threads, calls atexit functions, flushes.
 
+    An error of the library's user (a call that cannot be right, a task that was lost) is one line, which names the line
+    of the program, and an exit status; a program without a launcher has its traceback.
+
     Raises:
-      BaseException: what the program raised; the end of the interpreter handles it as usual.
+      BaseException: what else the program raised; the end of the interpreter handles it as usual.
     """
     for stream in (sys.stdout, sys.stderr):  # they are pipes now, and lines should be seen when they are written
         cast(io.TextIOWrapper, stream).reconfigure(line_buffering=True)
@@ -91,16 +95,23 @@ def run_as_main(argv: Sequence[str]) -> None:
                 code = compile(file.read(), main.__file__, "exec", dont_inherit=True)
             exec(code, main.__dict__)
     except BaseException as error:
-        if isinstance(error, SystemExit) and error.code:
-            _fail_session()
+        session = sys.modules.get("tf2dist.runtime.session")  # the launcher itself imports no runtime
+        if session and isinstance(error, SystemExit) and error.code:
+            session.current().fail()  # it cannot see a SystemExit
+        if session and (explained := session.current().explain(error)):
+            status, line = explained
+            session.current().fail()
+            print(f"{_place(error)}: {line}", file=sys.stderr)
+            sys.exit(status)
         sys.excepthook = functools.partial(_hide_launcher_frames, sys.excepthook)
         raise
 
 
-def _fail_session() -> None:
-    """Records in the program's session, if it has one, that it ends with an error; a session cannot see SystemExit."""
-    if session := sys.modules.get("tf2dist.runtime.session"):  # the launcher itself imports no runtime
-        session.current().fail()
+def _place(error: BaseException) -> str:
+    """Returns where in the program an error came up, as "train.py, line 12"."""
+    file = getattr(sys.modules["__main__"], "__file__", "")
+    lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == file]
+    return f"{os.path.basename(file)}, line {lines[-1]}" if lines else os.path.basename(file)
 
 
 def _hide_launcher_frames(

@@ -65,7 +65,9 @@ class SynchronousUpdate:
     @property
     def number(self) -> int:
         """The number of the next update, counted from when this object was made."""
-        return int(self._number.numpy())
+        # A second thread asks too, which must run no functions with remote parts, as `Variable.numpy` does (see
+        # `tf2dist.compat.fetched_results`).
+        return int(self._number.value().numpy())
 
     def set_quotas(self, quotas: Sequence[int]) -> None:
         """Sets how many gradients of an update each worker computes."""

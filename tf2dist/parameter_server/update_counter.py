@@ -7,7 +7,10 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
+from tf2dist.errors import TrainingError
+
 _LOOK_SECONDS = 0.005  # between two looks whether servers still apply updates
+_SETTLE_SECONDS = 60.0  # for updates that are under way
 
 
 class UpdateCounter:
@@ -83,8 +86,18 @@ class UpdateCounter:
             update()
 
     def settle(self) -> None:
-        """Waits until the server has ended the updates that it has begun for workers that are lost."""
-        while int(self._under_way.numpy()):
+        """Waits until the server has ended the updates that it has begun for workers that are lost.
+
+        Raises:
+          TrainingError: it has not in a minute.
+        """
+        deadline = time.monotonic() + _SETTLE_SECONDS
+        while under_way := int(self._under_way.numpy()):
+            if time.monotonic() > deadline:
+                raise TrainingError(
+                    f"{self.variable.device} has begun {under_way} updates of workers that are lost, and not ended them "
+                    f"in {_SETTLE_SECONDS:.0f} s"
+                )
             time.sleep(_LOOK_SECONDS)
 
     def snapshot(self) -> None:

@@ -44,8 +44,8 @@ class WorkerPool:
         except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError):
             self.raise_failure()  # if it was more than this fetch
             return None
-        # Once TensorFlow was seen to report a function with outputs as done without any, after it had garbled the
-        # name of a device in one of its messages.
+        # If the worker's thread fails to copy a result, one that waits for it gets none, and no error either
+        # (RemoteValueImpl.get in tensorflow/python/distribute/coordinator/values.py).
         return None if fetched is None else [np.asarray(t) for t in tf.nest.flatten(fetched)]
 
     def raise_failure(self) -> None:

@@ -17,7 +17,7 @@ from tf2dist.cluster.roles import Role, followers_of, leader_of, role_of
 from tf2dist.cluster.spec import Cluster, Task
 from tf2dist.cluster.strategies import STRATEGIES
 from tf2dist.cluster.task_monitor import FollowerMonitor, LeaderMonitor
-from tf2dist.runtime import tensorflow_import
+from tf2dist.runtime import failure_line, tensorflow_import
 from tf2dist.runtime.failure_reporter import FailureReporter
 from tf2dist.runtime.logging_setup import log_to_stderr_by_default, quiet_tensorflow
 from tf2dist.runtime.server import fork_worker_0_server, serve_and_exit
@@ -70,6 +70,10 @@ class Session(FailureReporter):
     def wait_for_loss(self, limit: float) -> str:
         """Returns `first_loss`, waiting up to `limit` seconds for it: TensorFlow may notice before the monitor does."""
         return self._monitor.first_loss(limit) if self._monitor else ""
+
+    def explain(self, error: BaseException) -> tuple[int, str] | None:
+        """Returns the exit status and the line that an error of this process ends with; see `failure_line.explain`."""
+        return failure_line.explain(error, self.wait_for_loss)
 
     def lost_tasks(self) -> list[Task]:
         """Returns the tasks that are lost and have not come back; always none in a process that does not lead."""

@@ -7,24 +7,26 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import keras
 
-from tf2dist.compat.model import overridden_step
+from tf2dist.compat import model_methods
+from tf2dist.compat.model import logs_in_order, overridden_step
+from tf2dist.input.keras_arguments import as_data, split_rows
 from tf2dist.input.make_adapter import make_data_adapter, make_finite_adapter, takes_batch_size
 from tf2dist.parameter_server.options import ParameterServer
 from tf2dist.runtime import session
 from tf2dist.training import evaluator, model_validation
-from tf2dist.training.callbacks import includes, make_callback_list
+from tf2dist.training.callbacks import as_list, includes, make_callback_list
 from tf2dist.training.checkpoint import Checkpoint
 from tf2dist.training.loop import TrainingLoop
 from tf2dist.training.prepared_model import prepare
 
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
+_Model = TypeVar("_Model", bound=keras.Model)
 
 
 def _call_with_peers(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
@@ -41,25 +43,30 @@ def _call_with_peers(function: Callable[_Parameters, _Result]) -> Callable[_Para
 @_call_with_peers
 def fit(
     model: keras.Model,
-    data: Any,
-    *,
-    epochs: int = 1,
-    steps_per_epoch: int | None = None,
+    x: Any = None,
+    y: Any = None,
     batch_size: int | None = None,
-    shuffle: bool = True,
-    seed: int = 0,
+    epochs: int = 1,
+    verbose: str | int = "auto",
+    callbacks: Any = None,
+    validation_split: float = 0.0,
     validation_data: Any = None,
+    shuffle: bool = True,
+    class_weight: Mapping[int, float] | None = None,
+    sample_weight: Any = None,
+    initial_epoch: int = 0,
+    steps_per_epoch: int | None = None,
     validation_steps: int | None = None,
     validation_batch_size: int | None = None,
     validation_freq: int | Sequence[int] = 1,
-    callbacks: Sequence[keras.callbacks.Callback] = (),
-    class_weight: Mapping[int, float] | None = None,
-    initial_epoch: int = 0,
+    *,
+    seed: int = 0,
     steps_per_execution: int | None = None,
     parameter_server: ParameterServer | None = None,
-    verbose: str | int = "auto",
 ) -> keras.callbacks.History:
     """Trains a compiled model on the strategy in whose scope it was made.
+
+    The arguments of `keras.Model.fit`, in its order, come first; the last three are ours.
 
     Every update uses one global batch, cut over the replicas; under an asynchronous parameter server strategy every
     worker makes updates of its own, each from a whole global batch, and an epoch is `steps_per_epoch` updates
@@ -67,28 +74,30 @@ def fit(
 
     Args:
       model: compiled, made inside of `strategy.scope()`.
-      data: a tuple of arrays `(x, y)` or `(x, y, sample_weight)` with `batch_size` (several inputs or outputs are a
-        list or dictionary of arrays, as in `([a, b], y)`), `tf2dist.Examples`, a
+      x, y, sample_weight: arrays, with `batch_size`; several inputs or outputs are a list or dictionary of arrays.
+        Or, as `x` alone: a tuple `(x, y)` or `(x, y, sample_weight)` of those, `tf2dist.Examples`, a
         `tf.data.Dataset` of global batches (in a multi-worker job every peer must read it in the same order), or a
         function of a `tf.distribute.InputContext` that returns a Dataset of one replica's batches. Datasets are not
         autotuned unless their options set `autotune.enabled = True` (see `tf2dist.input.without_autotune`).
-      epochs: the number of the epoch after the last one, as in Keras.
-      steps_per_epoch: updates in an epoch; one pass over the data if not given. An endless dataset and a function
-        need it.
       batch_size, shuffle, seed: for arrays: the examples in a global batch (if not given, as many as make
         `steps_per_epoch` batches of a pass, else 32), a new order for each pass, and what the orders follow from.
+      epochs: the number of the epoch after the last one, as in Keras.
+      verbose: 0, 1, 2 or "auto": Keras's progress bar, "auto" on a terminal only.
+      callbacks: one or many of Keras, and `tf2dist.Checkpoint`, which goes on where an earlier call was killed. Hooks
+        for a batch fire once an execution, with the number of its last step. In a multi-worker job pass the same in
+        every peer; those that write files do so in the first peer only. In an evaluator task `fit` does not train: it
+        evaluates `validation_data` with each checkpoint that the job writes, until that has ended.
+      validation_split: fraction of the arrays' rows, the last ones, that is not trained on but is `validation_data`,
+        unless that is given.
       validation_data, validation_steps, validation_batch_size, validation_freq: evaluated after each epoch, or
         every so many, or those in the list, into the logs as "val_...".
-      callbacks: of Keras, and `tf2dist.Checkpoint`, which goes on where an earlier call was killed. Hooks for a
-        batch fire once an execution, with the number of its last step. In a multi-worker job pass the same in every
-        peer; those that write files do so in the first peer only. In an evaluator task `fit` does not train: it
-        evaluates `validation_data` with each checkpoint that the job writes, until that has ended.
       class_weight: weight of each class's examples in the loss.
       initial_epoch: the epoch to go on from; the data goes on from there too, so that two calls see what one would.
         (Keras begins with the data anew, which is another place where an epoch is not a whole number of passes.)
+      steps_per_epoch: updates in an epoch; one pass over the data if not given. An endless dataset and a function
+        need it.
       steps_per_execution: steps in one call of a `tf.function`; chosen from the time they take if not given.
       parameter_server: for a parameter server strategy: how workers make their updates.
-      verbose: 0, 1, 2 or "auto": Keras's progress bar, "auto" on a terminal only.
 
     Returns:
       The history of each epoch's logs. `model.optimizer.iterations` equals the updates that were applied.
@@ -98,6 +107,10 @@ def fit(
         does not fit the model, or the loss has become NaN.
     """
     model_validation.check_compiled(model)
+    callbacks = as_list(callbacks)
+    data = as_data(x, y, sample_weight)
+    if validation_split and validation_data is None:
+        data, validation_data = split_rows(data, validation_split)
     adapter = make_data_adapter(
         data, batch_size=batch_size, shuffle=shuffle, seed=seed, class_weight=class_weight,
         steps=steps_per_epoch if takes_batch_size(data) else None,
@@ -122,10 +135,8 @@ def fit(
             raise ValueError("an evaluator evaluates validation_data: give fit some")
         directory = evaluator.checkpoint_of(callbacks).directory
         return evaluator.follow(prepared, directory, validation, make_callback_list(model, (), steps=validation.steps))
-    if verbose == "auto":
-        verbose = 1 if sys.stdout.isatty() else 0
     announced = steps_per_epoch or adapter.announced_steps
-    callback_list = make_callback_list(model, callbacks, verbose=int(verbose), epochs=epochs, steps=announced)
+    callback_list = make_callback_list(model, callbacks, verbose=verbose, epochs=epochs, steps=announced)
     loop = TrainingLoop(
         prepared, adapter, callback_list, epoch_steps, prepared.tuner(steps_per_execution),
         restores_epoch=includes(callbacks, keras.callbacks.BackupAndRestore),
@@ -144,45 +155,56 @@ def fit(
 @_call_with_peers
 def evaluate(
     model: keras.Model,
-    data: Any,
-    *,
+    x: Any = None,
+    y: Any = None,
     batch_size: int | None = None,
+    verbose: str | int = "auto",
+    sample_weight: Any = None,
     steps: int | None = None,
-    callbacks: Sequence[keras.callbacks.Callback] = (),
-) -> dict[str, float]:
-    """Loss and metrics of a compiled model over `data`, every example counted once, on the model's strategy.
+    callbacks: Any = None,
+    return_dict: bool = False,
+) -> Any:
+    """Loss and metrics of a compiled model over the data, every example counted once, on the model's strategy.
+
+    The arguments are those of `keras.Model.evaluate`, in its order.
 
     Args:
-      model, data, batch_size, callbacks: as for `fit`. A function is called once, as for a job of one process.
+      model, x, y, sample_weight, batch_size, verbose, callbacks: as for `fit`. A function is called once, as for a job
+        of one process.
       steps: batches to use; all of them if not given. Arrays without a `batch_size` are cut into as many.
+      return_dict: whether values come with their names.
 
     Returns:
-      As `keras.Model.evaluate(..., return_dict=True)`.
+      A list of numbers, the loss first; one number where there is no metric; a dictionary with `return_dict`.
 
     Raises:
       ValueError: as `fit`.
     """
     model_validation.check_compiled(model)
-    adapter = make_finite_adapter(data, batch_size=batch_size, steps=steps)
+    adapter = make_finite_adapter(as_data(x, y, sample_weight), batch_size=batch_size, steps=steps)
     model_validation.check_has_end(adapter, "steps")
-    return prepare(model).evaluate(adapter, make_callback_list(model, callbacks, steps=adapter.announced_steps))
+    callback_list = make_callback_list(model, as_list(callbacks), verbose=verbose, steps=adapter.announced_steps)
+    logs = prepare(model).evaluate(adapter, callback_list)
+    return logs if return_dict else logs_in_order(model, logs)
 
 
 @_call_with_peers
 def predict(
     model: keras.Model,
-    data: Any,
-    *,
+    x: Any,
     batch_size: int | None = None,
+    verbose: str | int = "auto",
     steps: int | None = None,
-    callbacks: Sequence[keras.callbacks.Callback] = (),
+    callbacks: Any = None,
 ) -> Any:
-    """The model's outputs for every example of `data`, once and in its order, on the model's strategy.
+    """The model's outputs for every example of the data, once and in its order, on the model's strategy.
+
+    The arguments are those of `keras.Model.predict`, in its order.
 
     Args:
       model: compiled or not.
-      data: as for `fit`; an array by itself is the input, and a list is several; of a tuple the first entry is.
-      batch_size, steps, callbacks: as for `evaluate`.
+      x: as for `fit`; an array by itself is the input, and a list is several; of a tuple the first entry is.
+      batch_size, verbose, steps, callbacks: as for `evaluate`.
 
     Returns:
       f[n, ...], or a structure of such where the model has several outputs, in every process that calls it.
@@ -190,9 +212,20 @@ def predict(
     Raises:
       ValueError: the data cannot be used or does not fit the model.
     """
-    adapter = make_finite_adapter(data, batch_size=batch_size, steps=steps)
+    adapter = make_finite_adapter(as_data(x), batch_size=batch_size, steps=steps)
     model_validation.check_has_end(adapter, "steps")
-    return prepare(model).predict(adapter, make_callback_list(model, callbacks, steps=adapter.announced_steps))
+    callback_list = make_callback_list(model, as_list(callbacks), verbose=verbose, steps=adapter.announced_steps)
+    return prepare(model).predict(adapter, callback_list)
+
+
+def bind(model: _Model) -> _Model:
+    """Gives a model `fit`, `evaluate` and `predict` of this library as its methods, and returns it.
+
+    For code that calls the methods itself: a tuner, a callback with `self.model.predict`. A class's own method runs as
+    before, and what it calls by `super()` is ours. Other models keep Keras's methods.
+    """
+    model_methods.replace(model, {"fit": fit, "evaluate": evaluate, "predict": predict})
+    return model
 
 
 def updates(model: keras.Model) -> int:

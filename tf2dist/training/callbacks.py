@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tf2dist.runtime import collectives
 
@@ -18,22 +21,35 @@ _WRITERS = (
 )
 
 
+def as_list(callbacks: Any) -> list[keras.callbacks.Callback]:
+    """Callbacks as Keras takes them, one, many, None or a `CallbackList`, as a list.
+
+    Raises:
+      ValueError: one of them is no Keras callback.
+    """
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return list(callbacks.callbacks)
+    found = tf.nest.flatten(callbacks) if callbacks else []
+    wrong = [c for c in found if not isinstance(c, keras.callbacks.Callback)]
+    if wrong:
+        raise ValueError(f"callbacks must be keras.callbacks.Callback objects, found {type(wrong[0]).__name__}")
+    return found
+
+
 def make_callback_list(
     model: keras.Model,
     callbacks: Sequence[keras.callbacks.Callback],
     *,
-    verbose: int = 0,
+    verbose: int | str = 0,
     epochs: int = 1,
     steps: int | None,
 ) -> keras.callbacks.CallbackList:
     """The callbacks that run in this process, with a history, and a progress bar if `verbose`.
 
-    Raises:
-      ValueError: one of them is no Keras callback.
+    Args:
+      verbose: 0, 1, 2 or "auto", which is 1 on a terminal and 0 elsewhere.
     """
-    wrong = [c for c in callbacks if not isinstance(c, keras.callbacks.Callback)]
-    if wrong:
-        raise ValueError(f"callbacks must be keras.callbacks.Callback objects, found {type(wrong[0]).__name__}")
+    verbose = int(sys.stdout.isatty()) if verbose == "auto" else int(verbose)
     rank = collectives.peers(model.distribute_strategy)[1]
     mine = [c for c in callbacks if rank == 0 or not isinstance(c, _WRITERS)]
     return keras.callbacks.CallbackList(

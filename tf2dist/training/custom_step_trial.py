@@ -19,7 +19,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf2dist.compat import captured_variables, custom_step_scaling
+from tf2dist.compat import captured_variables, custom_step_scaling, custom_step_trace
 from tf2dist.compat.model import layers_of
 from tf2dist.errors import TrainingError
 from tf2dist.execution.custom_train_step import CustomTrainStep
@@ -132,7 +132,7 @@ class _Trial:
         runs = False
         with contextlib.suppress(Exception):
             spec = tf.nest.map_structure(_of_any_size, self._batch)
-            function = custom_step_scaling.without_others(self._model, getattr(self._model, self._method), spec)
+            function = custom_step_trace.without_others(self._model, getattr(self._model, self._method), spec)
             with captured_variables.restored(function):
                 for rows in (self._batch, *(self._cut(rank)[0] for rank in ranks)):
                     function(rows)

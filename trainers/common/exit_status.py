@@ -6,22 +6,14 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 
 from absl import flags
 
-from tf2dist.cluster.heartbeat import TaskLostError
-from tf2dist.cluster.rendezvous import RendezvousError
-from tf2dist.cluster.spec import ClusterError
-from tf2dist.data.errors import DataError
-from tf2dist.errors import CheckpointError, ShardError, TrainingError, UsageError, reason
-from tf2dist.runtime import placement
+from tf2dist.errors import ShardError, reason
 
-_LOSS_TIMEOUT = 0.5  # seconds; TensorFlow may notice the loss of a task before the session does
-
-WRONG_COMMAND = (UsageError, ClusterError, DataError, flags.Error)
-FAILED_JOB = (RendezvousError, TaskLostError, TrainingError, CheckpointError, ShardError, OSError, MemoryError)
+_WRONG_COMMAND = (flags.Error,)
+_FAILED_JOB = (ShardError, OSError, MemoryError)
 
 
 def report_failure(program: str, error: BaseException) -> int | None:
@@ -41,21 +33,27 @@ def report_failure(program: str, error: BaseException) -> int | None:
     if isinstance(error, KeyboardInterrupt):
         _fail(program)
         return 130
-    if isinstance(error, WRONG_COMMAND):
-        _fail(program, _one_line(error))
-        return 2
-    if isinstance(error, FAILED_JOB):
-        _fail(program, _one_line(error))
-        return 1
-    line = _tensorflow_line(error)
-    if line is None:
+    explained = _explain(error)
+    if explained is None:
         return None
+    status, line = explained
     _fail(program, line)
-    return 1
+    return status
 
 
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+def _explain(error: BaseException) -> tuple[int, str] | None:
+    """As `Session.explain`, also for errors that can only be a trainer's user's: a full disk, a wrong device."""
+    from tf2dist.runtime import failure_line, placement, session
+
+    if isinstance(error, _WRONG_COMMAND):
+        return 2, failure_line.one_line(error)
+    if isinstance(error, _FAILED_JOB):
+        return 1, failure_line.one_line(error)
+    if not isinstance(error, Exception) or not failure_line.is_tensorflow_error(error):
+        return session.current().explain(error)
+    if misplaced := placement.explain(error):
+        return 1, f"{misplaced}; --soft_placement lets TensorFlow choose another device"
+    return session.current().explain(error) or (1, reason(error))
 
 
 def _fail(program: str, line: str = "") -> None:
@@ -65,31 +63,3 @@ def _fail(program: str, line: str = "") -> None:
     if line:
         print(f"{program}: {line}", file=sys.stderr, flush=True)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # TensorFlow's threads log at length while they shut down
-
-
-def _tensorflow_line(error: BaseException) -> str | None:
-    """Returns one line for an error that TensorFlow found while running (a server died, a file is damaged), else None.
-
-    The loss of another task explains more than TensorFlow's own message, so it comes first.
-    """
-    if "tensorflow" not in sys.modules:
-        return None
-    import tensorflow as tf
-
-    from tf2dist.runtime import session
-
-    if not isinstance(error, Exception) or not isinstance(error, tf.errors.OpError):
-        return None
-    if misplaced := placement.explain(error):
-        return f"{misplaced}; --soft_placement lets TensorFlow choose another device"
-    if lost := session.current().wait_for_loss(_LOSS_TIMEOUT):
-        return f"{lost} ({type(error).__name__})"
-    if silent := _without_heartbeats(error.message or ""):
-        return f"{silent} has given no sign of life ({type(error).__name__})"
-    return reason(error)
-
-
-def _without_heartbeats(message: str) -> str:
-    """Returns the tasks whose heartbeats TensorFlow itself has missed, as "worker 1"; empty for other messages."""
-    tasks = message.partition("(stopped sending heartbeats)")[2]
-    return ", ".join(f"{job} {index}" for job, index in re.findall(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)", tasks))

@@ -1,0 +1,117 @@
+"""A `train_step` of the user's own is traced before training: what it makes and updates, and whether it can be cut."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf2dist.compat import layer_losses
+from tf2dist.compat.custom_step_scaling import added_loss, patches
+from tf2dist.compat.custom_step_state import set_here
+from tf2dist.compat.stateless_scope import OverlayScope, compute_output_spec
+
+
+class _Alone(tf.distribute.ReplicaContext):
+    """A replica without others."""
+
+    def all_reduce(self, reduce_op, value, options=None):
+        return tf.nest.map_structure(tf.identity, value)
+
+
+def trace(model: keras.Model, step: Callable, batch) -> dict[str, Callable]:
+    """Makes all variables that a step of the user's own makes, without making an update.
+
+    Args:
+      batch: of `keras.KerasTensor`s.
+
+    Raises:
+      TrainingError: the step cannot run on slices.
+
+    Returns:
+      For logs that are results of the model's metrics, functions that return the result, by the names of the logs.
+    """
+    updates, named = [], {}
+
+    def run(batch):
+        results = {}
+        with _results_of(model.metrics, results):
+            logs = _run_alone(model, step, batch, updates)
+        for name, value in logs.items() if isinstance(logs, dict) else ():
+            if id(value) in results:
+                named[name] = results[id(value)][0]
+
+    with _tracing(model):
+        known = -1
+        while known < len(model.metrics):  # the first call makes those for the losses of several outputs
+            known = len(model.metrics)
+            compute_output_spec(run, batch)
+    for optimizer, variables in updates:  # some copy weights, which have values only now
+        if not optimizer.built:
+            optimizer.build(variables)
+            optimizer.built = True
+    return named
+
+
+def without_others(model: keras.Model, step: Callable, batch) -> Any:
+    """A concrete function of a batch that runs a step on this process alone, and makes no update.
+
+    Args:
+      batch: of `tf.TensorSpec`s.
+    """
+
+    @tf.function
+    def run(batch):
+        with _tracing(model), OverlayScope((), model.variables):
+            _run_alone(model, step, batch, [])
+
+    return run.get_concrete_function(batch)
+
+
+@contextlib.contextmanager
+def _tracing(model: keras.Model) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for patch in patches:
+            stack.enter_context(patch.applied())
+        if model.distribute_strategy.num_replicas_in_sync > 1:
+            stack.enter_context(set_here(sliced=model.distribute_strategy, means={}))
+            stack.enter_context(layer_losses.kept_apart(added_loss))
+        yield
+
+
+def _run_alone(model: keras.Model, step: Callable, batch, updates: list):
+    here = _Alone(model.distribute_strategy, 0)  # where variables can be differentiated by
+    with here, set_here(updates=updates, gradients={}, totals={}):
+        return step(batch)
+
+
+@contextlib.contextmanager
+def _results_of(metrics: Sequence[keras.metrics.Metric], results: dict) -> Iterator[None]:
+    """Puts what the metrics' `result` methods return into `results`: by its id, how to get it, and itself.
+
+    (An id is its own only while it lives.)
+    """
+
+    def noting(metric):
+        original = metric.result
+
+        def result():
+            value = original()
+            if isinstance(value, dict):
+                results.update({id(v): (lambda name=name: original()[name], v) for name, v in value.items()})
+            else:
+                results[id(value)] = original, value
+            return value
+
+        return result
+
+    for metric, noted in [(metric, noting(metric)) for metric in metrics]:
+        vars(metric)["result"] = noted
+    try:
+        yield
+    finally:
+        for metric in metrics:
+            vars(metric).pop("result", None)

@@ -1,0 +1,54 @@
+"""One model whose `fit`, `evaluate` and `predict` are other functions; those of all other models stay Keras's.
+
+A class may define such a method itself and call Keras's by `super()`, as tasks of keras-hub do to preprocess their
+data. So its method runs, and while it runs Keras's own leads to the other function, for this model in this thread.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+
+from tf2dist.compat.patching import Patch
+
+_NAMES = ("fit", "evaluate", "predict")
+_here = threading.local()  # functions: those of the model whose own method runs in this thread, by name
+_OWNER = next(c for c in keras.Model.__mro__ if "fit" in vars(c))  # whose methods they are: the backend's trainer
+
+
+def replace(model: keras.Model, functions: Mapping[str, Callable[..., Any]]) -> None:
+    """Gives a model other methods: each is called with the model and the method's arguments."""
+    for name, function in functions.items():
+        own = getattr(type(model), name) is not getattr(keras.Model, name)
+        setattr(model, name, functools.partial(_call_own if own else _call, model, name, function))
+
+
+def _call(model: keras.Model, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return function(model, *args, **kwargs)
+
+
+def _call_own(model: keras.Model, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    before = getattr(_here, "functions", {})
+    _here.functions = {**before, (id(model), name): function}
+    try:
+        with _patch.applied():
+            return getattr(type(model), name)(model, *args, **kwargs)
+    finally:
+        _here.functions = before
+
+
+def _redirected(name: str) -> Callable[..., Any]:
+    def method(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
+        function = getattr(_here, "functions", {}).get((id(self), name))
+        if function is None:
+            return _patch.original(name)(self, *args, **kwargs)
+        return function(self, *args, **kwargs)
+
+    return method
+
+
+_patch = Patch(_OWNER, {name: _redirected(name) for name in _NAMES})

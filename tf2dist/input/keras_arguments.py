@@ -1,0 +1,58 @@
+"""Keras's arguments for data, `x`, `y` and `sample_weight`, as the one thing that adapters take."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import tensorflow as tf
+
+from tf2dist.input.make_adapter import takes_batch_size
+
+
+def as_data(x: Any, y: Any = None, sample_weight: Any = None) -> Any:
+    """Returns `x` by itself, or the tuple `(x, y)` or `(x, y, sample_weight)`.
+
+    Raises:
+      ValueError: there is no `x`, or it is no array and has labels and weights of its own.
+    """
+    if x is None:
+        raise ValueError("x is None: give arrays, a tf.data.Dataset, tf2dist.Examples or a function that returns one")
+    if y is None and sample_weight is None:
+        return x
+    if not takes_batch_size(x):
+        given = "y" if y is not None else "sample_weight"
+        raise ValueError(
+            f"{given} is for arrays, found x of type {type(x).__name__}, whose batches hold x, y and weights"
+        )
+    return (x, y) if sample_weight is None else (x, y, sample_weight)
+
+
+def split_rows(data: Any, fraction: float) -> tuple[Any, Any]:
+    """Cuts arrays as `validation_split` does: what to train on, and the last rows to validate with.
+
+    Args:
+      data: nested arrays, each of n rows.
+      fraction: of the rows, those to validate with.
+
+    Raises:
+      ValueError: these are no arrays, or one of the two would be empty.
+    """
+    if not takes_batch_size(data):
+        raise ValueError(
+            f"validation_split is for arrays, found {type(data).__name__}: give validation_data, a Dataset's by take "
+            "and skip"
+        )
+    rows = len(next(a for a in tf.nest.flatten(data) if a is not None))
+    at = math.floor(rows * (1.0 - fraction))
+    if not 0 < at < rows:
+        raise ValueError(f"validation_split={fraction} cuts {rows} examples into {at} to train on and {rows - at}")
+    first = tf.nest.map_structure(lambda a: _rows(a, slice(at)), data)
+    last = tf.nest.map_structure(lambda a: _rows(a, slice(at, None)), data)
+    return first, (last,) if isinstance(last, list) else last  # a list by itself is several inputs
+
+
+def _rows(array: Any, part: slice) -> Any:
+    if array is None:
+        return None
+    return array.iloc[part] if hasattr(array, "iloc") else array[part]

@@ -1,0 +1,61 @@
+"""The exit status and the one line that explain an error to a user, where no traceback is needed."""
+
+# TensorFlow ships no types.
+# pyright: strict, reportUnknownMemberType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+
+from tf2dist.cluster.heartbeat import TaskLostError
+from tf2dist.cluster.rendezvous import RendezvousError
+from tf2dist.errors import CheckpointError, TrainingError, UsageError
+
+_FAILED_JOB = (RendezvousError, TaskLostError, TrainingError, CheckpointError)
+_LOSS_TIMEOUT = 0.5  # seconds; TensorFlow may notice the loss of a task before the session does
+
+
+def explain(error: BaseException, wait_for_loss: Callable[[float], str]) -> tuple[int, str] | None:
+    """Returns the exit status of the process that an error ends, and one line for the user.
+
+    The status is 2 for a wrong command or call, 1 for a job that failed. None for any other error: a traceback says
+    more.
+
+    Args:
+      error: what ends the process.
+      wait_for_loss: returns which other task was lost, waiting so many seconds for that; the line names it, since that
+        explains more than what TensorFlow says of it.
+    """
+    if isinstance(error, UsageError):
+        return 2, one_line(error)
+    if isinstance(error, _FAILED_JOB):
+        return 1, one_line(error)
+    if not is_tensorflow_error(error):
+        return None
+    if lost := wait_for_loss(_LOSS_TIMEOUT):
+        return 1, f"{lost} ({type(error).__name__})"
+    if silent := _without_heartbeats(str(error)):
+        return 1, f"{silent} has given no sign of life ({type(error).__name__})"
+    return None
+
+
+def one_line(error: BaseException) -> str:
+    """Returns an error's message in one line; its type where it has none."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def is_tensorflow_error(error: BaseException) -> bool:
+    """Whether this is what TensorFlow found while it ran: a server died, a file is damaged."""
+    if "tensorflow" not in sys.modules:
+        return False
+    import tensorflow as tf
+
+    return isinstance(error, tf.errors.OpError)
+
+
+def _without_heartbeats(message: str) -> str:
+    """Returns the tasks whose heartbeats TensorFlow itself has missed, as "worker 1"; empty for other messages."""
+    tasks = message.partition("(stopped sending heartbeats)")[2]
+    return ", ".join(f"{job} {index}" for job, index in re.findall(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)", tasks))
