@@ -44,8 +44,8 @@ def test_other_counters_follow_what_was_applied(tf, strategy):
     assert (counter.value, int(iterations)) == (24, 104)
 
 
-def test_an_update_is_counted_when_all_its_gradients_are_there(tf, strategy):
-    """A worker that dies before that has neither changed a weight nor counted."""
+def test_a_server_applies_and_counts_an_update_in_one_call(tf, strategy):
+    """A worker that dies before it has changed no weight and counted nothing, and after it, all."""
     from tests.models import OPTIMIZERS, embedder, sentences
     from tf2dist.execution.compiled_step import CompiledStep
     from tf2dist.parameter_server.update_counter import UpdateCounter
@@ -55,15 +55,36 @@ def test_an_update_is_counted_when_all_its_gradients_are_there(tf, strategy):
     model.train_on_batch(*sentences())  # makes all variables
     counter = UpdateCounter(strategy)
     update = WorkerStep(CompiledStep(model), counter).update
-    batch = tf.TensorSpec([None, 6], tf.int64), tf.TensorSpec([None], tf.int64)
-    graph = tf.function(lambda x, y: update((x, y))).get_concrete_function(*batch).graph
-    writes = [op for op in graph.get_operations() if op.type in ("AssignAddVariableOp", "AssignSubVariableOp")]
-    handle = next(tensor for value, tensor in graph.captures if value is counter.variable.handle)
-    (counts,) = (op for op in writes if op.inputs[0] is handle)
-    (complete,) = (op for op in _before(counts) if op.type == "NoOp")
-    assert len(complete.control_inputs) == 4  # kernel and bias, and of the table rows and their numbers
-    assert len(writes) > 4
-    assert all(complete in _before(write) for write in writes)
+    step = tf.function(lambda x, y: update((x, y)))
+    operations = step.get_concrete_function(*map(tf.constant, sentences())).graph.get_operations()
+    assert [op for op in operations if "Assign" in op.type or "Scatter" in op.type] == []
+    assert [op.type for op in operations].count("RemoteCall") == 1
+    step(*map(tf.constant, sentences()))
+    counter.settle()
+    assert counter.value == 1
+    assert int(model.optimizer.iterations) == 2
+
+
+def test_with_several_servers_an_update_is_counted_when_all_is_there(tf, strategy):
+    """A worker that dies before that has neither changed a weight nor counted."""
+    from tf2dist.parameter_server.update_counter import UpdateCounter
+
+    counter, near = UpdateCounter(strategy), tf.Variable(0.0)
+    with tf.device("/device:CPU:1"):
+        far = tf.Variable(0.0)
+
+    @tf.function(input_signature=[tf.TensorSpec([])])
+    def step(gradient):
+        with tf.device(far.device):
+            sent = tf.identity(gradient)
+        counter.apply(lambda: (near.assign_add(gradient), far.assign_add(sent)), [gradient, sent], 1)
+
+    writes = [op for op in step.get_concrete_function().graph.get_operations() if op.type == "AssignAddVariableOp"]
+    assert len(writes) == 3
+    before = set.intersection(*map(_before, writes))
+    assert [len(op.control_inputs) for op in before if op.type == "NoOp" and len(op.control_inputs) > 1] == [2]
+    step(tf.constant(2.0))
+    assert (counter.value, float(near), float(far)) == (1, 2.0, 2.0)
 
 
 def _before(operation):
@@ -75,3 +96,15 @@ def _before(operation):
         found |= more
         left += more
     return found
+
+
+def test_an_update_that_a_server_does_not_end_is_named(tf, strategy, monkeypatch):
+    from tf2dist.errors import TrainingError
+    from tf2dist.parameter_server import update_counter
+
+    counter = update_counter.UpdateCounter(strategy)
+    counter.settle()
+    counter._under_way.assign_add(2)
+    monkeypatch.setattr(update_counter, "_SETTLE_SECONDS", 0.1)
+    with pytest.raises(TrainingError, match="CPU:0 has begun 2 updates of workers that are lost, and not ended them"):
+        counter.settle()

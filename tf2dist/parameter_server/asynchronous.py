@@ -143,6 +143,7 @@ class AsynchronousDispatcher:
             result = ExecutionResult(int(done), sums, float(seconds))
         self._lost_steps |= result.sums is None or result.steps < steps
         if self._lost_steps and not self._scheduled:
+            self._updates.settle()
             self._updates.correct_others()
             self._lost_steps = False
         return result

@@ -56,9 +56,12 @@ class LocalSgd:
         before, after = fetched[: self._added], values[: self._added]
         news = [b - a for a, b in zip(before, after, strict=True)] + values[self._added :]
         sent = self._written.send(news)
-        with self._counter.counted(sent, n):
+
+        def apply():
             for number, (variable, new) in enumerate(zip(self._written.variables, sent, strict=True)):
                 (variable.value.assign_add if number < self._added else variable.value.assign)(new)
+
+        self._counter.apply(apply, sent, n)
         return sums
 
     def _update(self, values, batch):

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
+from tf2dist.errors import TrainingError
+
+_LOOK_SECONDS = 0.005  # between two looks whether servers still apply updates
+_SETTLE_SECONDS = 60.0  # for updates that are under way
+
 
 class UpdateCounter:
-    """Counts updates on a parameter server, by one operation each; exact whatever dies.
+    """Counts updates on a parameter server, and has the servers apply and count them whatever becomes of the worker.
 
-    An update is counted when all of its gradients have come to the servers, which then apply it without the worker. A
-    worker that dies may all the same have told one counter of it and not the other; the optimizer's counters are then
-    set to this one.
+    With one server, an update that is counted is applied, and one that is not is not: the server does both, in a call
+    of its own, when all that the worker sends has come.
+
+    With several, each applies its part when one of them has counted the update and told the others. All this is part of
+    the worker's call and is cancelled with it, so a worker that dies just then may leave an update that is counted and
+    applied in part, or not at all. An optimizer's own counters may have missed it too; they are set to this count.
     """
 
     def __init__(self, strategy: tf.distribute.ParameterServerStrategy):
         with strategy.scope():
             self.variable = tf.Variable(tf.zeros([], tf.int64), trainable=False, name="applied_updates")
+            with strategy.extended.colocate_vars_with(self.variable):
+                # Calls of the server itself: begun and not ended.
+                self._under_way = tf.Variable(tf.zeros([], tf.int64), trainable=False, name="updates_under_way")
         self._others: Sequence[tf.Variable] = ()
         self._before: list[int] = []
 
@@ -40,17 +51,54 @@ class UpdateCounter:
         with tf.device(self.variable.device):  # a constant is made where it is used
             self.variable.assign_add(tf.cast(updates, tf.int64))
 
-    @contextlib.contextmanager
-    def counted(self, arrived: Sequence[tf.Tensor], updates) -> Iterator[None]:
-        """Inside, variables are written, and `updates` i32[] counted, when all of `arrived` is there, not before.
+    def apply(self, update: Callable[[], None], arrived: Sequence[tf.Tensor], updates) -> None:
+        """Has the servers call `update()` and count `updates` i32[] when all of `arrived` is there, not before.
 
-        On the worker; `arrived` are tensors on the servers.
+        On the worker. `arrived` are tensors on the servers, and `update` writes variables.
         """
-        with tf.device(self.variable.device):
+        device = self.variable.device
+
+        def apply():
+            graph = tf.compat.v1.get_default_graph()
+            with tf.device(device):
+                begun = self._under_way.assign_add(1, read_value=False)
+            with tf.control_dependencies([begun]):
+                self.add(updates)
+                update()
+            changes = [op for op in graph.get_operations() if op.op_def.is_stateful]
+            with tf.device(device), tf.control_dependencies(changes):
+                ended = self._under_way.assign_sub(1, read_value=False)
+            with tf.control_dependencies([ended]):
+                return tf.zeros([], tf.int32)  # the call must return something
+
+        applied = _traced(apply)
+        inputs = applied.captured_inputs
+        if all(t.device == device for t in inputs if t.dtype == tf.resource):
+            # When a worker dies, TensorFlow cancels its call on the servers: what waits for a mutex, say, never gets
+            # it. It cancels no function that a RemoteCall has begun (tensorflow/core/kernels/function_ops.cc).
+            with tf.device(device), tf.control_dependencies(arrived):
+                tf.raw_ops.RemoteCall(target=device, args=inputs, Tout=[tf.int32], f=applied)
+            return
+        with tf.device(device):
             complete = tf.group(*arrived)  # each server tells the one with the counter, which tells all
         with tf.control_dependencies([complete]):
             self.add(updates)
-            yield
+            update()
+
+    def settle(self) -> None:
+        """Waits until the server has ended the updates that it has begun for workers that are lost.
+
+        Raises:
+          TrainingError: it has not in a minute.
+        """
+        deadline = time.monotonic() + _SETTLE_SECONDS
+        while under_way := int(self._under_way.numpy()):
+            if time.monotonic() > deadline:
+                raise TrainingError(
+                    f"{self.variable.device} has begun {under_way} updates of workers that are lost, and not ended them "
+                    f"in {_SETTLE_SECONDS:.0f} s"
+                )
+            time.sleep(_LOOK_SECONDS)
 
     def snapshot(self) -> None:
         """Remembers all counts. Only while no update is under way."""
@@ -61,3 +109,15 @@ class UpdateCounter:
         applied = self.value - self._before[0]
         for counter, before in zip(self._others, self._before[1:], strict=True):
             counter.assign(before + applied)
+
+
+def _traced(function: Callable[[], tf.Tensor]):
+    """The function, concrete, traced in a replica's context of its own, wherever this is called."""
+    made = []
+
+    def trace(strategy):
+        made.append(tf.function(lambda: strategy.run(function), autograph=False).get_concrete_function())
+
+    context = tf.distribute.get_replica_context()
+    trace(tf.distribute.get_strategy()) if context is None else context.merge_call(trace)
+    return made[0]

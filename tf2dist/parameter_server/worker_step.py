@@ -32,19 +32,27 @@ class WorkerStep:
 
     def update(self, batch) -> list[tf.Tensor]:
         """Makes one update on `batch`; returns its metric sums. In a replica's graph on the worker."""
+        weights = self._model.trainable_variables
         fetched = zip(self._small, self._transfer.fetch(), strict=True)
-        with OverlayScope(fetched, self._model.trainable_variables) as scope:
+        with OverlayScope(fetched, weights) as scope:
             gradients, sums = self._step.gradients(batch, None)
         gradients = self._send(gradients)
-        with self._counter.counted([t for g in gradients for t in _parts(g)], 1):
-            for variable, value in scope.written(self._model.non_trainable_variables):  # seeds and statistics
-                variable.assign(value)
-            for variable, value in scope.written(self._model.trainable_variables):
-                # Another worker's update since it was read is not to be lost.
-                variable.value.assign_add(value - tf.convert_to_tensor(scope.before(variable)))
+        changed = scope.written(self._model.non_trainable_variables)
+        # Another worker's update since a weight was read is not to be lost.
+        added = [(v, value - tf.convert_to_tensor(scope.before(v))) for v, value in scope.written(weights)]
+        changed, added = _placed(changed), _placed(added)
+        arrived = [t for g in gradients for t in _parts(g)] + [t for _, t in (*changed, *added)]
+
+        def apply():
+            for variable, value in changed:  # seeds and statistics
+                variable.value.assign(value)
+            for variable, difference in added:
+                variable.value.assign_add(difference)
             # Numbers that only the optimizer needs, and what it computes from them, stay on the server.
             with tf.device(self._first_server):
                 self._step.apply(gradients)
+
+        self._counter.apply(apply, arrived, 1)
         return sums
 
     def _send(self, gradients) -> list:
@@ -65,6 +73,15 @@ class WorkerStep:
 def _lookup_layers(model: keras.Model) -> list[keras.Layer]:
     kinds = (keras.layers.Embedding, ShardedEmbedding)
     return [layer for layer in layers_of(model) if isinstance(layer, kinds)]
+
+
+def _placed(values) -> list[tuple[keras.Variable, tf.Tensor]]:
+    """Variables with their values, these on the variables' devices."""
+    placed = []
+    for variable, value in values:
+        with tf.device(variable.value.device):
+            placed.append((variable, tf.identity(tf.cast(value, variable.value.dtype))))
+    return placed
 
 
 def _copied(gradient):

@@ -1,0 +1,65 @@
+"""A worker is killed in the middle of its updates: those that are counted are those whose batches are in the weights.
+
+TF2DIST_KILLS is how many times it is killed in each kind of training, if more than here.
+"""
+
+import json
+import os
+from typing import NamedTuple
+
+import pytest
+
+from tests.jobs import run_program
+
+MORE = ["async", "momentum", "wide", "wide momentum", "slow", "table", "wide sync"]
+KILLS = int(os.environ.get("TF2DIST_KILLS", "0"))
+pytestmark = [pytest.mark.timeout(600 + 60 * KILLS), pytest.mark.slow]
+
+
+class Job(NamedTuple):
+    """Parameter servers, times a worker is killed in each mode, and modes (`tests/programs/applied_batches.py`)."""
+
+    servers: int
+    kills: int
+    modes: list[str]
+
+
+def notes(directory, job):
+    """What the program has noted after each epoch, and about each checkpoint, by mode."""
+    kills = max(job.kills, KILLS)
+    layout = [f"--ps={job.servers}", "--workers=2", f"--max_restarts={kills * len(job.modes)}"]
+    run_program(layout, "applied_batches", directory, kills, job.servers, *job.modes, limit=500 + 60 * KILLS)
+    results = json.loads((directory / "result.json").read_text())
+    assert [result["killed"] for result in results.values()] == [kills] * len(job.modes)
+    return {mode: (result["momentum"], result["notes"]) for mode, result in results.items()}
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        pytest.param(Job(1, 2, ["slow momentum", "local steps"]), id="asynchronous"),
+        pytest.param(Job(2, 1, ["sync", "backup"]), id="synchronous"),
+        pytest.param(Job(1, 1, [*MORE, "sync", "backup"]), id="more", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_what_is_counted_is_what_is_applied(tmp_path, job):
+    """In the weights, in the optimizer's state, after each epoch and in each checkpoint."""
+    for mode, (momentum, noted) in notes(tmp_path, job).items():
+        for note in noted:
+            steps = note["steps"]
+            assert note["updates"] == steps, mode
+            assert [sum(batches) for batches in note["batches"]] == [steps] * 2, mode
+            assert note["batches"][0] == note["batches"][1], mode
+            # The n-th update moves the weights by a momentum of n.
+            assert note["weights"] == [steps * (steps + 1) / 2 if momentum else steps] * 2, mode
+            assert note["whole"], mode
+
+
+def test_with_several_servers_no_more_than_one_update_a_kill_is_in_doubt(tmp_path):
+    """Asynchronously: what a server has counted it tells the others in messages that end with the worker's step."""
+    job = Job(2, 1, ["slow"])
+    for _, noted in notes(tmp_path, job).values():
+        for note in noted:
+            assert note["updates"] == note["steps"]
+            for batches in note["batches"]:
+                assert abs(sum(batches) - note["steps"]) <= note["killed"]

@@ -1,0 +1,166 @@
+"""Run in every process of a parameter server job: trains models whose weights say which batches were applied.
+
+python -m tests.programs.applied_batches OUT KILLS SEED MODE...
+
+For each mode worker 1 is killed KILLS times while it makes updates. Each update adds 1 to its batch's row of two
+variables, or to their momentum, which never fades and moves the variables once an update.
+"""
+
+import json
+import os
+import pathlib
+import random
+import signal
+import sys
+import threading
+import time
+
+import tf2dist
+
+strategy = tf2dist.join("ps")
+out, kills, seed, modes = pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]
+
+import keras  # noqa: E402
+import numpy as np  # noqa: E402
+
+from tf2dist.system import linux  # noqa: E402
+from tf2dist.training import checkpoint_files  # noqa: E402
+
+BATCHES, PER_EPOCH, WIDE = 16, 20, 20_000  # so wide a variable is sent by itself
+SYNC = tf2dist.ParameterServer("sync")
+
+
+class Counts(keras.layers.Layer):
+    """Looks rows up by a product, so that a gradient is as large as the variable."""
+
+    def __init__(self, rows, width, embeddings_initializer):
+        super().__init__()
+        self._shape, self._initializer = (rows, width), embeddings_initializer
+
+    def build(self, input_shape):
+        self.table = self.add_weight(shape=self._shape, initializer=self._initializer)
+
+    def call(self, inputs):
+        return keras.ops.matmul(keras.ops.one_hot(inputs, self._shape[0]), self.table)
+
+
+class Slow(keras.optimizers.schedules.LearningRateSchedule):
+    """1.0, after a while in which a server has begun an update and not ended it."""
+
+    def __call__(self, step):
+        square = keras.ops.eye(300) * keras.ops.cast(step, "float32")
+        square = keras.ops.fori_loop(0, 60, lambda n, s: 0.0 * keras.ops.matmul(s, s), square)
+        return 1.0 + square[0, 0]
+
+
+def minus_sum(_, outputs):
+    return -keras.ops.sum(outputs, axis=-1)
+
+
+def build(momentum=0.0, width=1, layer=Counts, rate=lambda: 1.0):
+    """Both variables are rows of zeros, on different servers if there are several."""
+    batches = keras.Input((), dtype="int64")
+    total = keras.layers.Add()([layer(BATCHES, width, embeddings_initializer="zeros")(batches) for _ in range(2)])
+    model = keras.Model(batches, total)
+    model.compile(keras.optimizers.SGD(rate(), momentum=momentum), minus_sum)
+    return model
+
+
+MODES = {
+    "async": {},
+    "momentum": {"momentum": 1.0},
+    "wide": {"width": WIDE},
+    "wide momentum": {"width": WIDE, "momentum": 1.0},
+    "slow": {"rate": Slow},
+    "slow momentum": {"rate": Slow, "momentum": 1.0},
+    "table": {"layer": keras.layers.Embedding},
+    "local steps": {"options": tf2dist.ParameterServer(local_steps=5)},
+    "sync": {"options": SYNC, "momentum": 1.0},
+    "wide sync": {"options": SYNC, "momentum": 1.0, "width": WIDE},
+    "backup": {"options": tf2dist.ParameterServer("sync", backup_workers=1), "momentum": 1.0},
+}
+
+
+def worker():
+    """The pid of worker 1; None while there is none."""
+    for pid in linux.descendants(os.getppid()):
+        try:
+            if pathlib.Path(f"/proc/{pid}/comm").read_text() == "worker 1\n":
+                return pid
+        except OSError:
+            continue
+    return None
+
+
+class Kills(keras.callbacks.Callback):
+    """Kills worker 1 at random moments; notes after each epoch what is counted and applied, and ends the training."""
+
+    def __init__(self, momentum):
+        super().__init__()
+        self._thread = threading.Thread(target=self._kill, daemon=True)
+        self._counting = momentum
+        self.killed, self.notes = 0, []
+
+    def on_train_begin(self, logs=None):
+        self._thread.start()
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.notes.append(self.now(PER_EPOCH * (epoch + 1)))
+        self.model.stop_training = not self._thread.is_alive()
+
+    def now(self, steps):
+        """Steps that were made, updates that are counted, and what is in the variables."""
+        counts, weights = self._counts(), [np.asarray(v.value, np.float64) for v in self.model.trainable_variables]
+        return {
+            "steps": steps,
+            "updates": tf2dist.updates(self.model),
+            "batches": [c[:, 0].tolist() for c in counts],
+            "weights": [float(w[:, 0].sum()) for w in weights],
+            "whole": all((v == v[:, :1]).all() for v in (*counts, *weights)),
+            "killed": self.killed,
+        }
+
+    def _counts(self):
+        """How many times each batch was applied to each variable."""
+        if not self._counting:
+            return [np.asarray(v.value) for v in self.model.trainable_variables]
+        return [np.asarray(v.value) for v in self.model.optimizer.momentums]
+
+    def _by_worker_1(self):
+        return float(self._counts()[0][1::2, 0].sum())
+
+    def _kill(self):
+        draw, last = random.Random(seed), None
+        while self.killed < kills:
+            while (pid := worker()) in (None, last):
+                time.sleep(0.02)
+            before = self._by_worker_1()
+            while self._by_worker_1() < before + 3:  # it makes updates
+                time.sleep(0.01)
+            time.sleep(draw.random() * 0.2)
+            os.kill(pid, signal.SIGKILL)
+            self.killed, last = self.killed + 1, pid
+            time.sleep(0.5)  # its last update is over
+
+
+def run(mode, options=None, **made):
+    options = options or tf2dist.ParameterServer()
+    with strategy.scope():
+        model = build(**made)
+    noted, directory = Kills(bool(made.get("momentum"))), out / mode.replace(" ", "-")
+    size = 2 if options == SYNC else 1  # an update's slices come from different batches when a worker was lost
+    rows = np.arange(size * BATCHES) % BATCHES
+    history = tf2dist.fit(
+        model, (rows, np.zeros(len(rows), np.float32)), batch_size=size, shuffle=False, verbose=0,
+        epochs=10_000, steps_per_epoch=PER_EPOCH, parameter_server=options,
+        callbacks=[noted, tf2dist.Checkpoint(directory, every_steps=PER_EPOCH * 3 // 2, keep=10_000)],
+    )  # fmt: skip
+    notes = [*noted.notes, noted.now(PER_EPOCH * len(history.history["loss"]))]
+    for path in checkpoint_files.list_checkpoints(str(directory)):
+        progress = checkpoint_files.read_checkpoint(model, path)
+        notes.append(noted.now(progress.global_step))
+    return {"momentum": bool(made.get("momentum")), "killed": noted.killed, "notes": notes}
+
+
+results = {mode: run(mode, **MODES[mode]) for mode in modes}
+(out / "result.json").write_text(json.dumps(results))
