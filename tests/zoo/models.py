@@ -770,7 +770,7 @@ CASES = {
         class_weights, mlp_data, fit={"class_weight": {0: 1.0, 1: 2.0, 2: 0.5, 3: 1.5}}, band_epochs=6
     ),
     "frozen": Case(frozen, regression_data, untouched=("base",)),
-    "averaged": Case(averaged, regression_data, band_epochs=2),
+    "averaged": Case(averaged, regression_data, band_epochs=5),
     "averaged_often": Case(averaged_often, regression_data, band_epochs=4),
     "clipped": Case(clipped, regression_data, band_epochs=2),
     "clipped_each": Case(clipped_each, regression_data, band_epochs=2),
