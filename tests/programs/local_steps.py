@@ -1,6 +1,6 @@
 """Run in every process of a parameter server job: trains with local steps, and saves what came out.
 
-python -m launch local --ps=1 --workers=1 -- tests.programs.local_steps OUT
+python -m launch local --ps=1 --workers=1 -- tests.programs.local_steps OUT EPOCHS STEPS_PER_EPOCH
 """
 
 import json
@@ -10,11 +10,11 @@ import sys
 import tf2dist
 
 strategy = tf2dist.join("ps")
-out = pathlib.Path(sys.argv[1])
+out, epochs, steps = pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 
 from tests.models import OPTIMIZERS, classifier, data, weights, with_losses_of_layers  # noqa: E402
 
-BATCH, SEED, EPOCHS, TOGETHER = 16, 3, 3, 5
+BATCH, SEED, TOGETHER = 16, 3, 5
 models = {
     name: (lambda optimizer=optimizer: classifier(optimizer()), TOGETHER) for name, optimizer in OPTIMIZERS.items()
 }
@@ -26,10 +26,18 @@ for name, (make, together) in models.items():
         model = make()
     options = tf2dist.ParameterServer(local_steps=together)
     history = tf2dist.fit(
-        model, data(), batch_size=BATCH, seed=SEED, epochs=EPOCHS, steps_per_execution=7, parameter_server=options
+        model,
+        data(),
+        batch_size=BATCH,
+        seed=SEED,
+        epochs=epochs,
+        steps_per_epoch=steps,
+        steps_per_execution=7,
+        parameter_server=options,
     )
     results[name] = {
         "weights": [w.tolist() for w in weights(model)],
+        "all weights": [w.tolist() for w in model.get_weights()],  # with statistics
         "history": history.history,
         "updates": tf2dist.updates(model),
     }

@@ -14,10 +14,17 @@ LAYOUTS = {
     "ps, 1 worker": ["--ps=1", "--workers=1"],
     "ps, 2 workers": ["--ps=2", "--workers=2"],
 }
-pytestmark = [pytest.mark.timeout(500), pytest.mark.slow]
+QUICK = ("measured", "own_loss", "clipped", "scaled")  # whose bands are tried in `make test`
+SMALL = ("sample_weights",)  # a Poisson loss, which is far above 0 where the counts are right
+BANDS = [
+    pytest.param(name, band, marks=() if name in QUICK else pytest.mark.slow, id=f"{name}-{number}")
+    for name, case in zoo.CASES.items()
+    for number, band in enumerate(sorted(case.bands(), key=repr))
+]
+pytestmark = pytest.mark.timeout(500)
 
 
-@pytest.fixture(scope="module", params=LAYOUTS)
+@pytest.fixture(scope="module", params=[pytest.param(layout, marks=pytest.mark.slow) for layout in LAYOUTS])
 def layout(request):
     return request.param
 
@@ -26,8 +33,7 @@ def layout(request):
 def out(layout, tmp_path_factory):
     """Where a cluster of this layout left what it trained; it ran once, through the whole zoo."""
     out = tmp_path_factory.mktemp("zoo")
-    strategy = layout.partition(",")[0]
-    run_program(LAYOUTS[layout], "conformance", strategy, out, limit=480)
+    run_program(LAYOUTS[layout], "conformance", layout, out, limit=480)
     return out
 
 
@@ -84,3 +90,18 @@ def test_exported_models_load_in_plain_tensorflow(tf, out, results, name):
     expected = zoo.with_weights(name, trained(results, name).weights)(x, training=False)
     loaded = tf.saved_model.load(str(out / name))
     np.testing.assert_allclose(loaded.serve(x), expected, rtol=1e-5, atol=1e-6)
+
+
+# Here, and not in a file of their own, since the trainings of one device are the same as above.
+@pytest.mark.parametrize(("name", "band"), BANDS)
+def test_bands_refuse_an_untrained_model(tf, name, band):
+    """And in the loss it is far from where one device comes, so that the rest of the way is no accident."""
+    assert zoo.outside(name, zoo.weights_of(zoo.as_built(name)), band)
+    begin, end = zoo.way(name, band)
+    assert end["loss"] < 0.8 * begin["loss"] or name in SMALL
+
+
+@pytest.mark.parametrize(("name", "band"), BANDS)
+def test_bands_refuse_half_of_the_updates(tf, name, band):
+    """As when all that one of two workers does is lost."""
+    assert [line for line in zoo.outside(name, zoo.halfway(name, band), band) if line.startswith("loss: ")]

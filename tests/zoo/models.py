@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 from keras import layers, losses, metrics, ops, optimizers
 
-from tests.zoo import Band, Case, Equal, Finite, Refused
+from tests.zoo import Band, Case, Equal, Refused
 
 schedules = optimizers.schedules
 
@@ -92,7 +92,7 @@ def autoencoder():
     decoder = keras.Sequential([keras.Input((3,)), layers.Dense(12, "sigmoid")], name="decoder")
     model = keras.Model(inputs, decoder(encoder(inputs)))
     model.compile(
-        optimizers.Adagrad(0.1),
+        optimizers.Adagrad(0.5),
         "binary_crossentropy",
         metrics=["mse", "cosine_similarity", metrics.BinaryCrossentropy(), metrics.BinaryIoU(), "binary_accuracy"],
     )
@@ -100,14 +100,14 @@ def autoencoder():
 
 
 def autoencoder_data():
-    x = (_rows(45, 12) > 0).astype(np.float32)
+    x = np.tile(_rows(45, 3) > 0, 4).astype(np.float32)
     return x, x
 
 
 def hinge():
     """A support vector machine on a hidden layer. Muon is for matrices, and leaves the biases to Adam."""
     model = keras.Sequential([keras.Input((10,)), layers.Dense(8, "tanh"), layers.Dense(1)])
-    model.compile(optimizers.Muon(0.01), "squared_hinge", metrics=["hinge", metrics.SquaredHinge(), metrics.Hinge()])
+    model.compile(optimizers.Muon(0.03), "squared_hinge", metrics=["hinge", metrics.SquaredHinge(), metrics.Hinge()])
     return model
 
 
@@ -120,8 +120,10 @@ def hinge_data():
 
 
 def images(rows=45, seed=0):
-    x = _random(seed).random((rows, 8, 8, 1)).astype(np.float32)
-    return x, _one_hot(x, 3)
+    label = np.arange(rows) % 3
+    row, column = np.indices((8, 8)) % 2
+    x = 0.5 * _random(seed).random((rows, 8, 8)) + np.stack([row, column, row * column])[label]
+    return x[..., None].astype(np.float32), np.eye(3, dtype=np.float32)[label]
 
 
 def convnet():
@@ -180,7 +182,7 @@ def segmentation():
     up = layers.Concatenate()([up, inputs])
     model = keras.Model(inputs, layers.Conv2D(2, 1, activation="softmax")(up))
     model.compile(
-        optimizers.Adamax(0.01),
+        optimizers.Adamax(0.03),
         "sparse_categorical_crossentropy",
         metrics=[
             metrics.SparseCategoricalAccuracy(),
@@ -239,7 +241,7 @@ def lstm_data():
 def gru():
     model = keras.Sequential([keras.Input((6, 3)), layers.GRU(4), layers.Dense(4), layers.Reshape((2, 2))])
     model.compile(
-        optimizers.RMSprop(schedules.ExponentialDecay(0.02, 3, 0.7)),
+        optimizers.RMSprop(schedules.ExponentialDecay(0.03, 20, 0.7)),
         "mse",
         metrics=["mae", metrics.RootMeanSquaredError(), metrics.PearsonCorrelation(), metrics.ConcordanceCorrelation()],
     )
@@ -283,7 +285,7 @@ def transformer():
     x = layers.LayerNormalization()(x + y)
     model = keras.Model(inputs, layers.Dense(20)(x))
     model.compile(
-        optimizers.Lamb(schedules.CosineDecay(0.001, 4, warmup_target=0.01, warmup_steps=2)),
+        optimizers.Lamb(schedules.CosineDecay(0.001, 60, warmup_target=0.05, warmup_steps=2)),
         losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
     )
@@ -291,7 +293,7 @@ def transformer():
 
 
 def transformer_data():
-    x = _random(5).integers(0, 20, (37, 8)).astype(np.int32)
+    x = ((_random(5).integers(0, 20, (37, 1)) + 3 * np.arange(8)) % 20).astype(np.int32)
     return x[:, :-1], x[:, 1:]
 
 
@@ -318,7 +320,7 @@ def text():
         ]
     )
     model.compile(
-        optimizers.Ftrl(0.1, l1_regularization_strength=0.001),
+        optimizers.Ftrl(1.0, l1_regularization_strength=0.001),
         losses.BinaryFocalCrossentropy(),
         metrics=[
             metrics.PrecisionAtRecall(0.5),
@@ -342,12 +344,14 @@ def two_tower():
     """Users and items meet in a product; a dict of inputs, gradients of the rows that were looked up."""
     user, item = keras.Input((), name="user", dtype="int32"), keras.Input((), name="item", dtype="int32")
     towers = [
-        layers.Dense(4, name=f"{name}_tower")(layers.Embedding(count, 4, name=f"{name}_table")(one))
+        layers.Dense(4, name=f"{name}_tower")(layers.Embedding(count, 4, "glorot_normal", name=f"{name}_table")(one))
         for name, one, count in (("user", user, 12), ("item", item, 9))
     ]
     model = keras.Model({"user": user, "item": item}, layers.Dot(1)(towers))
     model.compile(
-        optimizers.Adadelta(1.0), "mean_squared_error", metrics=[metrics.R2Score(), metrics.MeanSquaredError()]
+        optimizers.Adadelta(1.0, epsilon=1e-4),
+        "mean_squared_error",
+        metrics=[metrics.R2Score(), metrics.MeanSquaredError()],
     )
     return model
 
@@ -371,7 +375,7 @@ def heads():
     }
     model = keras.Model(inputs, outputs)
     model.compile(
-        optimizers.Lion(1e-3),
+        optimizers.Lion(1e-2),
         loss={"kind": "sparse_categorical_crossentropy", "size": losses.LogCosh(), "best": None},
         loss_weights={"kind": 1.0, "size": 0.3, "best": None},
         metrics={"kind": ["accuracy"], "size": ["mae"], "best": [metrics.Accuracy(), metrics.MeanIoU(3)]},
@@ -494,7 +498,7 @@ class Own(keras.Model):
 
 def subclassed():
     model = Own()
-    model.compile(optimizers.SGD(0.05, momentum=0.9), contrast, metrics=[close, Largest()])
+    model.compile(optimizers.SGD(0.02, momentum=0.9), contrast, metrics=[close, Largest()])
     return model
 
 
@@ -711,7 +715,7 @@ def dropout():
     model = keras.Sequential(
         [keras.Input((10,)), layers.GaussianNoise(0.1), layers.Dense(8, "relu"), layers.Dropout(0.3), layers.Dense(4)]
     )
-    model.compile("adam", losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    model.compile(optimizers.Adam(0.02), losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
     return model
 
 
@@ -728,6 +732,7 @@ def xla():
 
 
 _ROUNDING = "16-bit sums are rounded in another order"
+_TURNS = "workers do not take turns"
 _RANDOM = "each replica draws random numbers of its own"
 _STATISTICS = "each replica normalizes by its own part of the batch"
 _OVERFLOWS = "a part's gradients are smaller and overflow later, so other steps are skipped"
@@ -735,47 +740,52 @@ _SAME_16 = Equal(1e-2, 1e-3)
 _NO_STEP = Refused("train_step")
 _NO_XLA = Refused("jit_compile")
 _NO_SUMS = Refused("gradient_accumulation_steps")  # of several workers in the same variables
+# Of 45 examples four that are near the border are a fifth of the way; of 24 negatives one.
+_NO_ACCURACY = Band(_TURNS, aside=("accuracy",))
+_NO_COUNTS = Band(_TURNS, aside=("fp", "tn"))
 
 CASES = {
     "mlp": Case(mlp, mlp_data, validate=True),
     "selu": Case(selu, selu_data),
     "autoencoder": Case(autoencoder, autoencoder_data, dataset=lambda d: d),
     "hinge": Case(hinge, hinge_data),
-    "convnet": Case(convnet, images),
-    "batch_normalization": Case(batch_normalization, images, replicas=Band(0.3, _STATISTICS)),
+    "convnet": Case(convnet, images, band_epochs=15),
+    "batch_normalization": Case(batch_normalization, images, replicas=Band(_STATISTICS), band_epochs=6),
     "segmentation": Case(segmentation, segmentation_data, batch=8),
-    "lstm": Case(lstm, lstm_data),
-    "gru": Case(gru, gru_data, dataset=lambda d: d),
+    "lstm": Case(lstm, lstm_data, band_epochs=15, asynchronous=_NO_COUNTS),
+    "gru": Case(gru, gru_data, dataset=lambda d: d, band_epochs=8),
     "tagger": Case(tagger, tagger_data),
     "transformer": Case(transformer, transformer_data),
-    "text": Case(text, text_data, dataset=_vectorize),
-    "two_tower": Case(two_tower, two_tower_data),
+    "text": Case(text, text_data, dataset=_vectorize, band_epochs=20),
+    "two_tower": Case(two_tower, two_tower_data, band_epochs=6),
     "heads": Case(heads, heads_data, validate=True),
     "weighted_heads": Case(weighted_heads, weighted_heads_data),
-    "tabular": Case(tabular, tabular_data),
+    "tabular": Case(tabular, tabular_data, band_epochs=14, asynchronous=_NO_ACCURACY),
     "subclassed": Case(subclassed, regression_data),
-    "measured": Case(measured, regression_data, validate=True),
-    "own_loss": Case(own_loss, regression_data),
+    "measured": Case(measured, regression_data, validate=True, band_epochs=2),
+    "own_loss": Case(own_loss, regression_data, band_epochs=2),
     "overridden_step": Case(overridden_step, regression_data, where={"central": _NO_STEP, "ps": _NO_STEP}),
     "sample_weights": Case(sample_weights, sample_weights_data),
-    "class_weights": Case(class_weights, mlp_data, fit={"class_weight": {0: 1.0, 1: 2.0, 2: 0.5, 3: 1.5}}),
+    "class_weights": Case(
+        class_weights, mlp_data, fit={"class_weight": {0: 1.0, 1: 2.0, 2: 0.5, 3: 1.5}}, band_epochs=6
+    ),
     "frozen": Case(frozen, regression_data, untouched=("base",)),
-    "averaged": Case(averaged, regression_data),
-    "averaged_often": Case(averaged_often, regression_data),
-    "clipped": Case(clipped, regression_data),
-    "clipped_each": Case(clipped_each, regression_data),
+    "averaged": Case(averaged, regression_data, band_epochs=5),
+    "averaged_often": Case(averaged_often, regression_data, band_epochs=4),
+    "clipped": Case(clipped, regression_data, band_epochs=2),
+    "clipped_each": Case(clipped_each, regression_data, band_epochs=2),
     "accumulated": Case(accumulated, regression_data, asynchronous=_NO_SUMS),
-    "constrained": Case(constrained, regression_data),
-    "scaled": Case(scaled, regression_data),
+    "constrained": Case(constrained, regression_data, band_epochs=2),
+    "scaled": Case(scaled, regression_data, band_epochs=2),
     "schedule_free": Case(schedule_free, regression_data),
     "counted": Case(counted, autoencoder_data, batch=2, asynchronous=Equal()),
     "several_optimizers": Case(several_optimizers, regression_data),
-    "summed": Case(summed, regression_data),
-    "unreduced": Case(unreduced, regression_data),
-    "weighted_mean": Case(weighted_mean, sample_weights_data),
-    "dropout": Case(dropout, mlp_data, replicas=Finite(_RANDOM), asynchronous=Finite(_RANDOM)),
-    "bfloat16": Case(bfloat16, regression_data, alone=_SAME_16, replicas=Band(0.05, _ROUNDING)),
-    "float16": Case(float16, regression_data, alone=_SAME_16, replicas=Band(0.3, _OVERFLOWS), skips=True),
+    "summed": Case(summed, regression_data, band_epochs=2),
+    "unreduced": Case(unreduced, regression_data, band_epochs=2),
+    "weighted_mean": Case(weighted_mean, sample_weights_data, band_epochs=2),
+    "dropout": Case(dropout, mlp_data, replicas=Band(_RANDOM), asynchronous=Band(_RANDOM)),
+    "bfloat16": Case(bfloat16, regression_data, alone=_SAME_16, replicas=Band(_ROUNDING, 0.05), band_epochs=2),
+    "float16": Case(float16, regression_data, alone=_SAME_16, replicas=Band(_OVERFLOWS), skips=True, band_epochs=2),
     "xla": Case(xla, regression_data, where={"central": _NO_XLA, "ps": _NO_XLA}),
 }
 SAVED = ("convnet", "lstm", "two_tower", "tabular", "transformer")  # saved, exported and loaded again
