@@ -95,8 +95,8 @@ class UpdateCounter:
         while under_way := int(self._under_way.numpy()):
             if time.monotonic() > deadline:
                 raise TrainingError(
-                    f"{self.variable.device} has begun {under_way} updates of workers that are lost, and not ended them "
-                    f"in {_SETTLE_SECONDS:.0f} s"
+                    f"{self.variable.device} has begun {under_way} updates of workers that are lost, and not ended "
+                    f"them in {_SETTLE_SECONDS:.0f} s"
                 )
             time.sleep(_LOOK_SECONDS)
 
