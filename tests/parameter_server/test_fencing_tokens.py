@@ -3,6 +3,7 @@
 import pytest
 
 import tf2dist
+from tests.parameter_server.graphs import before
 
 
 @pytest.fixture
@@ -60,18 +61,7 @@ def test_an_update_is_counted_when_all_its_gradients_are_there(tf, strategy):
     writes = [op for op in graph.get_operations() if op.type in ("AssignAddVariableOp", "AssignSubVariableOp")]
     handle = next(tensor for value, tensor in graph.captures if value is counter.variable.handle)
     (counts,) = (op for op in writes if op.inputs[0] is handle)
-    (complete,) = (op for op in _before(counts) if op.type == "NoOp")
+    (complete,) = (op for op in before(counts) if op.type == "NoOp")
     assert len(complete.control_inputs) == 4  # kernel and bias, and of the table rows and their numbers
     assert len(writes) > 4
-    assert all(complete in _before(write) for write in writes)
-
-
-def _before(operation):
-    """All operations of a graph that run before this one."""
-    found, left = set(), [operation]
-    while left:
-        op = left.pop()
-        more = {*op.control_inputs, *(t.op for t in op.inputs)} - found
-        found |= more
-        left += more
-    return found
+    assert all(complete in before(write) for write in writes)
