@@ -52,9 +52,9 @@ def _compiled(model, loss, **kwargs):
     return model
 
 
-def masks():
+def masks(**kwargs):
     model = keras.Sequential([keras.Input((LENGTH,), dtype="int32"), _embedding(), layers.Dense(3)])
-    return _compiled(model, _entropy(), weighted_metrics=["accuracy"])
+    return _compiled(model, _entropy(), weighted_metrics=["accuracy"], **kwargs)
 
 
 def masks_data():
@@ -159,6 +159,10 @@ def segments_data():
 def classes_data():
     x = rows()
     return x, (x[:, 0] > 0).astype(np.int32)
+
+
+def weighted_classes_data():
+    return *classes_data(), weights_of_rows()
 
 
 class OwnComputeLoss(keras.Model):
@@ -318,6 +322,7 @@ def unreduced():
 CASES = {
     "masks": (masks, masks_data),
     "weighted masks": (masks, weighted_masks_data),
+    "masks, XLA": (lambda: masks(jit_compile=True), masks_data),  # replicas meet when XLA has computed, not before
     "ignored class": (ignored_class, ignored_class_data),
     "mean with sample weight": (weighted_mean, weighted_data),
     "everything": (everything, everything_data),
@@ -330,6 +335,7 @@ CASES = {
     "Tversky": _regression(lambda: losses.Tversky(0.3, 0.7), "sigmoid", segments_data),
     "Dice of examples": _regression(lambda: losses.Dice(axis=1), "sigmoid", segments_data),
     "Circle": _regression(lambda: losses.Circle(gamma=2), "sigmoid", classes_data),
+    "Circle, weighted": _regression(lambda: losses.Circle(gamma=2), "sigmoid", weighted_classes_data),
     "own compute_loss": (own_compute_loss, regression_data),
     "only compute_loss": (only_compute_loss, regression_data),
     "added mean": _adding(mean_of_squares),
@@ -354,7 +360,7 @@ _NOT_CUT = "is not made of the losses of its parts"
 
 def refused(name, strategy):
     """Words of the reason for which workers or peers cannot train the case; None if they can."""
-    if name in ("Dice", "Tversky", "Circle", "own sum", "own root", "own mean, weighted"):
+    if name in ("Dice", "Tversky", "Circle", "Circle, weighted", "own sum", "own root", "own mean, weighted"):
         return _NOT_CUT
     if strategy == "ps" and name.startswith("synchronized"):
         return "synchronized=True"

@@ -254,7 +254,7 @@ class Adversarial(OwnUpdate):
 
 
 class AverageLoss(OwnUpdate):
-    """As TensorFlow's tutorials for custom loops."""
+    """As TensorFlow's tutorials for custom loops, with a weight for each example."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -265,7 +265,8 @@ class AverageLoss(OwnUpdate):
     def loss_of(self, x, y, y_pred):
         import tensorflow as tf
 
-        own = tf.nn.compute_average_loss(keras.losses.mean_squared_error(y, y_pred))
+        each, weight = keras.losses.mean_squared_error(y, y_pred), keras.ops.abs(x[:, 0])
+        own = tf.nn.compute_average_loss(each, sample_weight=weight)
         return self.alpha * own + tf.nn.scale_regularization_loss(self.losses)
 
 

@@ -155,6 +155,25 @@ def test_overwriting_gradients_are_a_maximum(tf):
     assert float(keras.ops.convert_to_numpy(weight)[0]) == 0.0
 
 
+@pytest.mark.parametrize(("examples", "rows"), [(1, [0, 1, 2]), (2, [0, 1, 2] * 4)])
+def test_positions_that_each_example_looks_up_stay_apart(tf, examples, rows):
+    """All replicas have the same rows, but an optimizer sees each lookup by itself, as on one device."""
+    strategy = tf2dist.make_strategy("mirrored", replicas=2)
+    with strategy.scope():
+        table = keras.Variable(np.zeros((3, WIDTH)))
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 3])])
+    def total(batch):
+        def of_replica():
+            positions = tf.tile(tf.range(3), tf.shape(batch)[:1])
+            slices = tf.IndexedSlices(tf.ones([tf.size(positions), WIDTH]), positions, tf.constant([3, WIDTH]))
+            return global_batch_gradients.sum_over_replicas([slices], [table])[0].indices
+
+        return strategy.experimental_local_results(strategy.run(of_replica))[0]
+
+    assert total(tf.zeros([examples, 3])).numpy().tolist() == rows
+
+
 def test_rows_of_positions_are_told_from_those_of_words(tf):
     from tf2dist.compat.replica_sparse_gradients import _is_for_all_examples
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.parameter_server.cases import OPTIMIZERS
 
-STEPS, ROWS = 4, (0, 3, 0, 1)  # a row that a gradient has twice
+STEPS, ROWS = 5, (0, 3, 0, 1)  # three of them after one that overflows; a row that a gradient has twice
 
 
 def made(name):

@@ -60,6 +60,34 @@ def test_a_stream_goes_on_at_any_step(feed):
     assert labels(batches_of(feed, ReplicaSlices(), 17).take(13)) == whole[17:]
 
 
+@pytest.mark.parametrize("kind", ["arrays", "dataset"])
+def test_synchronous_workers_go_on_at_any_step(feed, tf, kind):
+    """The slices of all workers, in turn, are those of the batches from there on; a batch of 3 rows is among them."""
+    if kind == "dataset":
+        feed = DatasetAdapter(tf.data.Dataset.from_tensor_slices(feed.arrays).batch(BATCH))
+    start, total, workers = 7, 2, 3
+    held = feed.remote_tensors()
+    streams = [feed.training_slices(held, total, start, w, workers).take(4) for w in range(workers)]
+    parts = [part for turn in zip(*streams, strict=True) for part in turn]
+    pairs = zip(parts[::total], parts[1::total], strict=True)
+    joined = [[v for (_, y), _ in pair for v in y.numpy().tolist()] for pair in pairs]
+    assert joined == labels(feed.training_batches(held, ReplicaSlices(), start).take(6))
+    assert [float(weight) for _, weight in parts[:2]] == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_function_goes_on_where_each_replica_was(tf, replicas):
+    """Each has taken a batch of its own in every step before."""
+    feed = make_data_adapter(lambda context: tf.data.Dataset.range(ROWS).batch(BATCH))
+    slices = ReplicaSlices(0, replicas, replicas)
+
+    def first_rows(start):
+        stream = feed.training_batches((), slices, start).take(4)
+        return [int((element if replicas == 1 else element[0])[0]) for element in stream]
+
+    assert first_rows(2) == [BATCH * (2 * replicas + n) for n in range(4)]
+
+
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_asynchronous_workers_take_disjoint_batches(feed, workers):
     streams = [labels(batches_of(feed, ReplicaSlices(), 0, w, workers).take(STEPS)) for w in range(workers)]

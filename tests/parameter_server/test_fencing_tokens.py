@@ -3,6 +3,7 @@
 import pytest
 
 import tf2dist
+from tests.parameter_server.graphs import before
 
 
 @pytest.fixture
@@ -81,21 +82,10 @@ def test_with_several_servers_an_update_is_counted_when_all_is_there(tf, strateg
 
     writes = [op for op in step.get_concrete_function().graph.get_operations() if op.type == "AssignAddVariableOp"]
     assert len(writes) == 3
-    before = set.intersection(*map(_before, writes))
-    assert [len(op.control_inputs) for op in before if op.type == "NoOp" and len(op.control_inputs) > 1] == [2]
+    first = set.intersection(*map(before, writes))
+    assert [len(op.control_inputs) for op in first if op.type == "NoOp" and len(op.control_inputs) > 1] == [2]
     step(tf.constant(2.0))
     assert (counter.value, float(near), float(far)) == (1, 2.0, 2.0)
-
-
-def _before(operation):
-    """All operations of a graph that run before this one."""
-    found, left = set(), [operation]
-    while left:
-        op = left.pop()
-        more = {*op.control_inputs, *(t.op for t in op.inputs)} - found
-        found |= more
-        left += more
-    return found
 
 
 def test_an_update_that_a_server_does_not_end_is_named(tf, strategy, monkeypatch):

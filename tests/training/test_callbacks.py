@@ -150,19 +150,34 @@ def test_lambda_callback_and_swapped_averages(strategy):
     assert seen == [(n, ["accuracy", "loss", "val_accuracy", "val_loss"]) for n in range(2)]
 
 
+def test_averages_become_the_weights_of_a_training_that_was_stopped(tf):
+    """They are the weights of a training that came to its end there."""
+
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.stop_training = True
+
+    ends = []
+    for epochs, callbacks in ((1, []), (3, [Stop()])):
+        model = classifier(keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9))
+        tf2dist.fit(model, data(), batch_size=BATCH, epochs=epochs, callbacks=callbacks)
+        ends.append(weights(model))
+    for ours, expected in zip(*ends, strict=True):
+        np.testing.assert_array_equal(ours, expected)
+
+
 def test_what_is_no_callback_is_refused(tf):
     with pytest.raises(ValueError, match=r"must be keras.callbacks.Callback objects, found function"):
         fitted(tf2dist.make_strategy("one"), lambda epoch: None)
 
 
-def test_hooks_of_lambda_callbacks_get_logs(strategy):
-    """They are attributes of the callback, and no methods of its class."""
-    seen = {"train": [], "test": []}
-    callback = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen["train"].append(logs["loss"]))
-    callback.on_test_batch_end = lambda batch, logs: seen["test"].append(logs["loss"])
+@pytest.mark.parametrize(("hook", "name"), [("on_train_batch_end", "loss"), ("on_test_batch_end", "val_loss")])
+def test_hooks_of_lambda_callbacks_get_logs(strategy, hook, name):
+    """They are attributes of the callback, and no methods of its class; one hook needs no other."""
+    seen, callback = [], keras.callbacks.LambdaCallback()
+    setattr(callback, hook, lambda batch, logs: seen.append(logs["loss"]))
     _, history = fitted(strategy, callback, epochs=1)
-    assert seen["train"][-1] == pytest.approx(history["loss"][0])
-    assert seen["test"][-1] == pytest.approx(history["val_loss"][0])
+    assert seen[-1] == pytest.approx(history[name][0])
 
 
 @pytest.mark.slow

@@ -359,6 +359,27 @@ def test_without_any_strategy(tf):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
+def test_several_outputs_with_statistics_and_random_numbers(tf):
+    """Statistics move and seeds go on, though the losses of outputs are measured apart."""
+
+    def made():
+        keras.utils.set_random_seed(1)
+        x = keras.Input((12,))
+        hidden = keras.layers.Dropout(0.2)(keras.layers.BatchNormalization(momentum=0.8)(x))
+        model = keras.Model(x, [keras.layers.Dense(3)(hidden) for _ in range(2)])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(0.1), [loss, loss])
+        return model
+
+    x, y = data()
+    dataset = tf.data.Dataset.from_tensor_slices((x, (y, y))).batch(BATCH)
+    theirs, model = made(), made()
+    theirs.fit(dataset, verbose=0)
+    tf2dist.fit(model, dataset)
+    for ours, their in zip(model.get_weights(), theirs.get_weights(), strict=True):
+        np.testing.assert_allclose(ours, their, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.slow
 def test_several_outputs_with_losses_of_layers(strategy, tf):
     """The losses of outputs are tracked while layers add theirs, and regularizers look at the weights."""

@@ -13,7 +13,7 @@ QUICK = ("everything", "Dice", "synchronized")
 # Each kind of loss once; the others of the table are for a look by hand.
 ON_TWO = (
     *(*loss_cases.FEW, "own Loss", "Dice", "own compute_loss", "added values of examples"),
-    *("ignored class", "trained table", "synchronized, masked", "unreduced"),
+    *("ignored class", "trained table", "synchronized, masked", "unreduced", "Circle, weighted", "masks, XLA"),
 )
 REPLICAS = {"mirrored 2": ("mirrored", 2), "mirrored 3": ("mirrored", 3), "central": ("central", 2)}
 

@@ -1,0 +1,36 @@
+"""What an update does under the mutex of its variable, in the graph of one process."""
+
+import pytest
+
+from tests.models import OPTIMIZERS, classifier, data
+from tests.parameter_server.graphs import before
+
+WRITES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
+
+
+@pytest.mark.parametrize("name", ["momentum", "adam"])
+def test_a_mutex_is_held_from_before_the_first_write_until_after_the_last(tf, name):
+    """Else another worker writes in between, or reads what is half written."""
+    from tf2dist.parameter_server.variable_mutex import one_worker_at_a_time
+
+    model = classifier(OPTIMIZERS[name]())
+    model.train_on_batch(*data())  # makes all variables
+    weights = model.trainable_variables
+    state = [v for v in model.optimizer.variables if len(v.shape)]
+    shared = {id(v.value.handle) for v in [*weights, *state]}
+
+    @tf.function
+    def update():
+        with one_worker_at_a_time(model.optimizer):
+            model.optimizer.apply([tf.ones(v.shape) for v in weights], weights)
+
+    graph = update.get_concrete_function().graph
+    handles = {inner.name for value, inner in graph.captures if id(value) in shared}
+    operations = graph.get_operations()
+    writes = {op for op in operations if op.type in WRITES and op.inputs[0].name in handles}
+    held = set()
+    for end in (op for op in operations if op.type == "ConsumeMutexLock"):
+        lock = end.inputs[0].op
+        held |= {op for op in before(end) & writes if lock in before(op)}
+    assert len(writes) == len(weights) + len(state)
+    assert held == writes
