@@ -20,15 +20,18 @@ KEPT = {
 
 
 def table_in_tf1(directory):
-    """For each optimizer, a table in three partitions that is trained and saved; what it predicts then."""
+    """For each optimizer, a table in three partitions that is trained and saved; what it predicts then.
+
+    Those of Adam are looked up in both ways.
+    """
     tf = tf1.begin()
     predicted = {}
-    for name, (optimizer, _) in KEPT.items():
+    for name, (optimizer, _), lookup in [*((n, k, "div") for n, k in KEPT.items()), ("mod", KEPT["Adam"], "mod")]:
         with tf.Graph().as_default(), tf.Session() as session:
             tf.set_random_seed(3)
             step = tf.train.get_or_create_global_step()
             table = tf.get_variable("emb/table", [ROWS, COLUMNS], partitioner=tf.fixed_size_partitioner(3))
-            rows = tf.reduce_sum(tf.nn.embedding_lookup(table, IDS, partition_strategy="div"), 1)
+            rows = tf.reduce_sum(tf.nn.embedding_lookup(table, IDS, partition_strategy=lookup), 1)
             y = tf.matmul(rows, tf.get_variable("out/kernel", [COLUMNS, 1])) + tf.get_variable("out/bias", [1])
             train = optimizer(tf).minimize(tf.reduce_mean(tf.square(y - 1.0)), global_step=step)
             averages = tf.train.ExponentialMovingAverage(0.9)
@@ -42,8 +45,8 @@ def table_in_tf1(directory):
     return predicted
 
 
-def table_model(optimizer="Adam", decay=None):
-    """A model with its table in two shards, as `--model` of the command."""
+def table_model(optimizer="Adam", decay=None, layer="sharded"):
+    """A model with its table in two shards or whole, as `--model` of the command."""
     import tf2dist.layers
 
     rate = keras.optimizers.schedules.ExponentialDecay(0.1, 1, decay) if decay else 0.1
@@ -53,7 +56,11 @@ def table_model(optimizer="Adam", decay=None):
         "Momentum": lambda: keras.optimizers.SGD(rate, momentum=0.9),
     }
     ids = keras.Input((2,), dtype="int32")
-    rows = keras.ops.sum(tf2dist.layers.ShardedEmbedding(ROWS, COLUMNS, shards=2, name="emb")(ids), 1)
+    tables = {
+        "sharded": lambda: tf2dist.layers.ShardedEmbedding(ROWS, COLUMNS, shards=2, name="emb"),
+        "whole": lambda: keras.layers.Embedding(ROWS, COLUMNS, name="emb"),
+    }
+    rows = keras.ops.sum(tables[layer]()(ids), 1)
     model = keras.Model(ids, keras.layers.Dense(1, name="out")(rows))
     model.compile(made[optimizer](), "mse")
     return model
@@ -72,7 +79,7 @@ def tables(tmp_path_factory):
 def test_a_partitioned_table_in_shards(tf, tables, tmp_path, optimizer):
     """The partitions of TensorFlow 1 were blocks of rows; every second row of table and slots is in a shard here."""
     directory, predicted = tables
-    model = converted(tmp_path, directory / optimizer, f"{TABLE_MODEL}({optimizer!r})")
+    model = converted(tmp_path, directory / optimizer, f"{TABLE_MODEL}({optimizer!r})", "--lookup=div")
     reader = tf.train.load_checkpoint(str(directory / optimizer))
     np.testing.assert_allclose(model(IDS), predicted[optimizer], rtol=1e-5)
     for slot, attribute in KEPT[optimizer][1].items():
@@ -80,15 +87,36 @@ def test_a_partitioned_table_in_shards(tf, tables, tmp_path, optimizer):
         assert np.ptp(theirs) > 0
         for shard, kept in enumerate(getattr(model.optimizer, attribute)[:2]):
             np.testing.assert_allclose(kept, theirs[shard::2], rtol=1e-6)
-    averaged = converted(tmp_path, directory / optimizer, f"{TABLE_MODEL}({optimizer!r})", "--averages")
+    averaged = converted(tmp_path, directory / optimizer, f"{TABLE_MODEL}({optimizer!r})", "--averages", "--lookup=div")
     shadow = reader.get_tensor("emb/table/ExponentialMovingAverage")
     np.testing.assert_array_equal(averaged.get_layer("emb").get_table(), shadow)
+
+
+@pytest.mark.parametrize("layer", ["sharded", "whole"])
+def test_a_partitioned_table_that_was_looked_up_in_turn(tf, tables, tmp_path, capsys, layer):
+    """By default TensorFlow 1 looked up row i in partition i modulo their number; the checkpoint does not say so."""
+    directory, predicted = tables
+    model = f"{TABLE_MODEL}(layer={layer!r})"
+    said = refused(directory / "mod", tmp_path, capsys, model=model)
+    assert "holds emb/table in partitions" in said
+    assert "--lookup=div if tf.nn.embedding_lookup was told so, else --lookup=mod, its default" in said
+    assert said.count("\n") == 1
+    found = converted(tmp_path, directory / "mod", model, "--lookup=mod")
+    np.testing.assert_allclose(found(IDS), predicted["mod"], rtol=1e-5)
+    wrong = converted(tmp_path, directory / "mod", model, "--lookup=div")
+    assert np.abs(wrong(IDS) - predicted["mod"]).max() > 1e-3
+    reader = tf.train.load_checkpoint(str(directory / "mod"))
+    theirs = reader.get_tensor("emb/table/Adam")  # rows 0, 3, 6, 9 are in the first partition
+    ours = np.concatenate([np.asarray(m) for m in found.optimizer._momentums[:-2]])
+    ours = ours if layer == "whole" else np.insert(ours[:6], range(1, 6), ours[6:], axis=0)
+    np.testing.assert_allclose(ours[[0, 3, 6, 9]], theirs[:4], rtol=1e-6)
+    np.testing.assert_allclose(ours[[1, 4, 7, 10]], theirs[4:8], rtol=1e-6)
 
 
 def test_momentum_under_a_schedule(tf, tables, tmp_path):
     """Sums of gradients become steps by the rate of the step that comes next, not of the first."""
     directory, _ = tables
-    model = converted(tmp_path, directory / "Momentum", f"{TABLE_MODEL}('Momentum', 0.5)")
+    model = converted(tmp_path, directory / "Momentum", f"{TABLE_MODEL}('Momentum', 0.5)", "--lookup=div")
     theirs = tf.train.load_checkpoint(str(directory / "Momentum")).get_tensor("out/bias/Momentum")
     np.testing.assert_allclose(model.optimizer.momentums[-1], -0.1 * 0.5**3 * theirs, rtol=1e-6)
 

@@ -25,6 +25,10 @@ def main(arguments: Sequence[str]) -> int:
     )  # fmt: skip
     parser.add_argument("--map", help="JSON object of names: a variable's path in the model to its name in TF1_DIR")
     parser.add_argument("--averages", action="store_true", help="take the moving averages as the weights")
+    parser.add_argument(
+        "--lookup", choices=("mod", "div"), help="how rows of partitioned tables were looked up, where they were: "
+        "partition_strategy of tf.nn.embedding_lookup, mod by default",
+    )  # fmt: skip
     parser.add_argument("--dry_run", action="store_true", help="say what would be matched, write nothing")
     options = parser.parse_args(arguments)
     try:
@@ -47,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
 
     try:
         model = find.model(options.model)
-        lines = fill(model, prefix, given, averages=options.averages)
+        lines = fill(model, prefix, given, averages=options.averages, lookup=options.lookup)
         if not options.dry_run:
             atomic_files.save(model, options.out)
     except ConvertError as error:

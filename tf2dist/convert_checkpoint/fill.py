@@ -17,11 +17,19 @@ from tf2dist.layers.sharded_embedding import ShardedEmbedding
 
 @dataclass(frozen=True)
 class Place:
-    """One array of the checkpoint in the model: a variable, or the shards of a table."""
+    """One array of the checkpoint in the model: a variable, or the shards of a table.
+
+    Attributes:
+      path: of the variable, without the model's name.
+      shape: of the whole.
+      variables: one, or the shards.
+      is_table: are its rows looked up?
+    """
 
     path: str
     shape: names.Shape
     variables: list[Any]
+    is_table: bool = False
 
     @property
     def dtype(self) -> str:
@@ -34,7 +42,14 @@ class Place:
             variable.assign(array[number :: len(into)] if len(into) > 1 else array)
 
 
-def fill(model: keras.Model, prefix: str, given: Mapping[str, str], *, averages: bool = False) -> list[str]:
+def fill(
+    model: keras.Model,
+    prefix: str,
+    given: Mapping[str, str],
+    *,
+    averages: bool = False,
+    lookup: str | None = None,
+) -> list[str]:
     """Fills a model's weights, its optimizer's variables and its count of updates; returns a report's lines.
 
     Args:
@@ -42,6 +57,7 @@ def fill(model: keras.Model, prefix: str, given: Mapping[str, str], *, averages:
       prefix: of the checkpoint, as "DIR/model.ckpt-1000".
       given: names in the checkpoint by the paths of the model's variables; for others, `names.match` decides.
       averages: take the moving averages as the weights.
+      lookup: "mod" or "div": how `tf.nn.embedding_lookup` was told to look up rows of partitioned tables.
 
     Raises:
       ConvertError: the checkpoint is damaged or of another model. The model is then as it was.
@@ -59,12 +75,26 @@ def fill(model: keras.Model, prefix: str, given: Mapping[str, str], *, averages:
             "\n".join(f"{p} is {places[p].dtype} in the model, and {n} in the checkpoint holds text" for p, n in wrong)
         )
 
+    tables = {path: pair.name for path, pair in matches.items() if places[path].is_table}
+    cut = [name for name in tables.values() if name in checkpoint.partitions]
+    if cut and lookup is None:
+        raise ConvertError(
+            f"the checkpoint {prefix} holds {', '.join(cut)} in partitions, and not how their rows were looked up: say "
+            "--lookup=div if tf.nn.embedding_lookup was told so, else --lookup=mod, its default"
+        )
+
+    def read(name: str, path: str) -> np.ndarray:
+        array = checkpoint.get(name)
+        if path in tables and lookup == "mod":
+            array = _by_row(array, checkpoint.partitions.get(name, 1))
+        return array
+
     lines, todo, used = [], [], set()
     for path, pair in matches.items():
         place = places[path]
         name = f"{pair.name}/{_AVERAGE}" if averages and f"{pair.name}/{_AVERAGE}" in checkpoint.shapes else pair.name
         used |= {pair.name, name}
-        todo.append((place, None, checkpoint.get(name), ""))
+        todo.append((place, None, read(name, path), ""))
         other = f", from {checkpoint.dtypes[name]}" * (checkpoint.dtypes[name] != place.dtype)
         lines.append(f"{path}  {list(place.shape)}  <- {name}  by {pair.why}{other}")
     if averages and not any(name.endswith(f"/{_AVERAGE}") for name in used):
@@ -79,7 +109,7 @@ def fill(model: keras.Model, prefix: str, given: Mapping[str, str], *, averages:
                 continue
             used.add(name)
             into = [kept[id(v)] for v in places[path].variables]
-            todo.append((places[path], into, checkpoint.get(name), slot))
+            todo.append((places[path], into, read(name, path), slot))
             lines.append(f"{path}  the optimizer's  <- {name}")
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and "global_step" in checkpoint.shapes:
@@ -98,23 +128,37 @@ def fill(model: keras.Model, prefix: str, given: Mapping[str, str], *, averages:
     return lines
 
 
+def _by_row(array: np.ndarray, partitions: int) -> np.ndarray:
+    """The rows of a table in their order, of partitions one after the other to which they went in turn."""
+    rows, begin = np.empty_like(array), 0
+    for number in range(partitions):
+        part = rows[number::partitions]
+        part[:] = array[begin : begin + len(part)]
+        begin += len(part)
+    return rows
+
+
 _AVERAGE = "ExponentialMovingAverage"
 _COUNTS = ("global_step", "beta1_power", "beta2_power")
 
 
 def _places(model: keras.Model) -> Iterator[Place]:
     """The model's weights by path, without its own name; a table in shards is one, as it was in the checkpoint."""
-    shards = {}
+    shards, tables = {}, set()
     for layer in layers_of(model):
-        if isinstance(layer, ShardedEmbedding) and len(layer.embeddings) > 1:
+        if isinstance(layer, keras.layers.Embedding):
+            tables.add(id(layer.embeddings))
+        if isinstance(layer, ShardedEmbedding) and len(layer.embeddings) == 1:
+            tables.add(id(layer.embeddings[0]))
+        elif isinstance(layer, ShardedEmbedding):
             shape = (layer.input_dim, layer.output_dim)
             path = f"{layer.embeddings[0].path.rpartition('/')[0]}/embeddings"
-            table = Place(path.removeprefix(f"{model.name}/"), shape, layer.embeddings)
+            table = Place(path.removeprefix(f"{model.name}/"), shape, layer.embeddings, True)
             shards |= {id(shard): table for shard in layer.embeddings}
     done = set()
     for variable in model.weights:
         path = variable.path.removeprefix(f"{model.name}/")
-        place = shards.get(id(variable)) or Place(path, tuple(variable.shape), [variable])
+        place = shards.get(id(variable)) or Place(path, tuple(variable.shape), [variable], id(variable) in tables)
         if place.path not in done:
             done.add(place.path)
             yield place
