@@ -144,7 +144,7 @@ def train(run, prepared):
     if run.evaluates:
         return {}
     seconds = time.perf_counter() - began
-    loss = tf2dist.evaluate(model, points.test_data(), batch_size=1000, return_dict=True)["loss"]
+    loss = tf2dist.evaluate(model, points.test_data(), batch_size=1000, return_dict=True, verbose=0)["loss"]
     w, b = weight_and_bias(model)
     right_w, right_b = points.solution
     done, trained = tf2dist.updates(model), timer.updates

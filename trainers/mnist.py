@@ -92,7 +92,7 @@ def train(run, prepared):
     if run.evaluates:
         return {}
     seconds = time.perf_counter() - began
-    logs = tf2dist.evaluate(model, images.test, return_dict=True)
+    logs = tf2dist.evaluate(model, images.test, return_dict=True, verbose=0)
     steps = tf2dist.updates(model)
     trained = timer.updates
     rate = trained / images.steps_per_epoch * images.train_examples / seconds

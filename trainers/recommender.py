@@ -83,7 +83,7 @@ def train(run, prepared):
     if run.evaluates:
         return {}
     seconds = time.perf_counter() - began
-    rmse = tf2dist.evaluate(model, test, batch_size=batch_size, return_dict=True)["rmse"]
+    rmse = tf2dist.evaluate(model, test, batch_size=batch_size, return_dict=True, verbose=0)["rmse"]
     rate = timer.updates * batch_size / seconds
     run.say(
         f"test RMSE {rmse:.4f} on {TEST_SIZE:,} other ratings; the noise's is {NOISE:.4f}, "

@@ -170,8 +170,10 @@ class TestLead:
             back = lines[lines.index((line, other)) + 1]
             assert back[1].next() == "go"
             assert leader.lost == [Task("worker", 1)]
+            assert leader.first_loss().startswith("worker 1 at worker1:2222 is gone")
             back[1].say("ready")
             wait_until(lambda: not leader.lost)
+            assert leader.first_loss() == ""  # what fails now has another cause
             assert leader.connections[1] is back[0]
         leader.end(together=False)
         assert lines[3][1].next(besides=("ping",)) == "done"
@@ -257,6 +259,7 @@ class TestAllWorkersLost:
         leader = lead(*lines, last, policy=policy, find_replacement=find)
         for _, other in lines:
             other.end()
+        wait_until(lambda: len(leader.lost) == 2)
         assert back[1].next() == "go"
         back[1].say("ready")
         wait_until(lambda: leader.lost == [Task("worker", 0)])

@@ -88,6 +88,17 @@ def test_with_several_servers_an_update_is_counted_when_all_is_there(tf, strateg
     assert (counter.value, float(near), float(far)) == (1, 2.0, 2.0)
 
 
+def test_an_update_that_fails_on_its_server_is_not_waited_for_in_the_next_training(tf, strategy):
+    from tf2dist.parameter_server.update_counter import UpdateCounter
+
+    counter = UpdateCounter(strategy)
+    step = tf.function(lambda: counter.apply(lambda: tf.debugging.assert_equal(tf.zeros([]), 1.0), [], 1))
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        step()
+    counter.snapshot()
+    counter.settle()
+
+
 def test_an_update_that_a_server_does_not_end_is_named(tf, strategy, monkeypatch):
     from tf2dist.errors import TrainingError
     from tf2dist.parameter_server import update_counter

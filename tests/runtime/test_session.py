@@ -145,6 +145,7 @@ def test_a_program_of_the_launcher_that_exits_with_an_error_has_failed(tmp_path)
         ("tf2dist.errors.UsageError('no\\nsuch thing')", 2, "script.py, line 7: no such thing\n"),
         ("tf2dist.cluster.heartbeat.TaskLostError('ps 0 is gone')", 1, "script.py, line 7: ps 0 is gone\n"),
         ("ZeroDivisionError('theirs')", 1, None),
+        ("tf2dist.errors.TrainingError('no') from ValueError('theirs')", 1, None),
     ],
 )
 def test_a_program_of_the_launcher_ends_in_one_line_that_names_its_place(tmp_path, raised, status, said):
@@ -158,10 +159,38 @@ def test_a_program_of_the_launcher_ends_in_one_line_that_names_its_place(tmp_pat
     found = run(f"from tf2dist.launch import user_program\nuser_program.run_as_main([{str(script)!r}])")
     assert found[:2] == (status, "failed\n")
     if said is None:
-        assert found[2].startswith("Traceback")
+        assert "Traceback (most recent call last)" in found[2]
         assert f'File "{script}", line 7' in found[2]
     else:
         assert found[2] == said
+
+
+def test_a_hook_of_the_programs_own_gets_the_error(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, tf2dist.errors\nfrom tf2dist.runtime import session\n"
+        "sys.excepthook = lambda kind, error, frames: print('seen', kind.__name__, frames.tb_lineno)\n"
+        "raise tf2dist.errors.UsageError('no such thing')\n"
+    )
+    found = run(f"from tf2dist.launch import user_program\nuser_program.run_as_main([{str(script)!r}])")
+    assert found == (2, "seen UsageError 4\n", "")
+
+
+@pytest.mark.parametrize(
+    ("error", "lost", "line"),
+    [
+        ("UnavailableError", "ps 0 is gone", "ps 0 is gone (UnavailableError)"),
+        ("InternalError", "ps 0 is gone", "ps 0 is gone (InternalError)"),
+        ("UnavailableError", "", None),
+        ("InvalidArgumentError", "ps 0 is gone", None),
+        ("ResourceExhaustedError", "ps 0 is gone", None),
+    ],
+)
+def test_an_error_of_tensorflow_is_explained_by_a_loss_if_it_can_be(tf, error, lost, line):
+    from tf2dist.runtime import failure_line
+
+    found = failure_line.explain(getattr(tf.errors, error)(None, None, "said"), lambda limit: lost)
+    assert found == (None if line is None else (1, line))
 
 
 def test_an_error_in_an_interactive_shell_does_not_end_it(monkeypatch):

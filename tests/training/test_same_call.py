@@ -91,6 +91,22 @@ def test_one_callback_many_or_a_list_of_keras(strategy):
     assert (count.epochs, count.evaluations) == (3, 1)
 
 
+def test_the_history_is_that_of_fit():
+    """Also when a callback evaluates or predicts, in the end, too; and it stays the model's afterwards."""
+
+    class Look(keras.callbacks.Callback):
+        def on_train_end(self, logs=None):
+            tf2dist.predict(self.model, data()[0])
+            tf2dist.evaluate(self.model, *data())
+
+    model = compiled()
+    history = tf2dist.fit(model, *data(), epochs=2, callbacks=Look())
+    tf2dist.evaluate(model, *data())
+    assert model.history is history
+    assert len(history.history["loss"]) == 2
+    assert history.epoch == [0, 1]
+
+
 def test_a_split_of_several_inputs():
     """In a list by themselves, as arrays of an added loss without labels; the split is unpacked by Keras's rules."""
     a, b = np.arange(12, dtype=np.float32).reshape(6, 2), np.ones((6, 2), np.float32)
@@ -117,6 +133,7 @@ def test_a_split_of_several_inputs():
         (lambda tf, x, y: {"x": rows(tf, x, y), "y": y}, "y is for arrays, found x of type"),
         (lambda tf, x, y: {"x": rows(tf, x, y), "sample_weight": y}, "sample_weight is for arrays, found x of type"),
         (lambda tf, x, y: {"x": rows(tf, x, y), "validation_split": 0.1}, "validation_split is for arrays, found"),
+        (lambda tf, x, y: {"x": [[1.0]] * 5, "y": y[:5], "validation_split": 0.4}, "validation_split is for arrays"),
         (lambda tf, x, y: {"x": x[:1], "y": y[:1], "validation_split": 0.1}, "cuts 1 examples into 0 to train on"),
         (lambda tf, x, y: {"x": x, "y": y, "validation_split": 1.5}, "validation_split=1.5 cuts"),
         (lambda tf, x, y: {"x": x, "y": y, "callbacks": "best"}, "callbacks must be keras.callbacks.Callback objects"),
@@ -139,11 +156,22 @@ class Doubles(keras.Model):
     def fit(self, x=None, y=None, **kwargs):
         return super().fit(2 * x, y, **kwargs)
 
+    def evaluate(self, x=None, y=None, **kwargs):
+        return super().evaluate(2 * x, y, **kwargs)
+
     def predict(self, x, **kwargs):
         return super().predict(2 * x, **kwargs)
 
 
-@pytest.mark.parametrize("kind", [None, Doubles])
+class DoublesAlways(Doubles):
+    """As keras-hub has it: what `fit` validates with is changed, too."""
+
+    def evaluate(self, x=None, y=None, **kwargs):
+        kwargs.pop("_use_cached_eval_dataset", None)
+        return super().evaluate(x, y, **kwargs)
+
+
+@pytest.mark.parametrize("kind", [None, Doubles, DoublesAlways])
 def test_a_bound_model_has_our_methods(strategy, kind, monkeypatch):
     x, y = data()
     called, beside, kerass = [], compiled(), keras.Model.fit
@@ -157,13 +185,16 @@ def test_a_bound_model_has_our_methods(strategy, kind, monkeypatch):
             seen.append(self.model.predict(x, verbose=0))
             beside.fit(x, y)  # Keras's own, also in here
 
-    history = model.fit(x, y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0, callbacks=Look())
+    arguments = {"batch_size": BATCH, "epochs": 2, "shuffle": False, "verbose": 0, "validation_data": (x, y)}
+    history = model.fit(x, y, callbacks=Look(), **arguments)
     assert called == [beside, beside]
     monkeypatch.undo()
     assert keras.Model.fit is kerass
     theirs = compiled(None, kind)
-    expected = theirs.fit(x, y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
-    np.testing.assert_allclose(history.history["loss"], expected.history["loss"], rtol=1e-4)
+    expected = theirs.fit(x, y, **arguments)
+    assert list(history.history) == list(expected.history)
+    for name, values in expected.history.items():
+        np.testing.assert_allclose(history.history[name], values, rtol=1e-4, err_msg=name)
     assert_same(model, theirs)
     np.testing.assert_allclose(model.predict(x, verbose=0), theirs.predict(x, verbose=0), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(seen[-1], model.predict(x, verbose=0), rtol=1e-5, atol=1e-6)

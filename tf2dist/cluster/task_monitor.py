@@ -112,7 +112,7 @@ class LeaderMonitor:
             return list(self._lost)
 
     def first_loss(self, limit: float = 0.0) -> str:
-        """Returns which task was lost first, waiting `limit` seconds for a loss; empty if none was lost."""
+        """Returns which task was lost first, waiting `limit` seconds for a loss; empty if none is, or all are back."""
         return self._first_loss.get(limit)
 
     def wait_ready(self, limit: float) -> None:
@@ -187,6 +187,7 @@ class LeaderMonitor:
             self._lost.remove(connection.task)
             if not self._lost:
                 self._unused.clear()
+                self._first_loss.forget()  # what fails from now on has another cause
             self._changed.notify_all()
         _log.warning("tf2dist: %s is back", connection)
 
@@ -285,6 +286,10 @@ class _FirstLoss:
     def set(self, why: str) -> None:
         self._why = self._why or why
         self._noticed.set()
+
+    def forget(self) -> None:
+        self._noticed.clear()
+        self._why = ""
 
     def get(self, limit: float) -> str:
         self._noticed.wait(limit)

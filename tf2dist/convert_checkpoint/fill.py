@@ -123,6 +123,10 @@ def fill(
         if slot == "Momentum":  # TensorFlow 1 kept the sum of gradients, Keras what it adds to the weights
             array = array * -float(model.optimizer.learning_rate.numpy())  # of the step that comes next
         place.put(array, into)
+    for path, pair in matches.items():
+        if path not in tables and pair.name in checkpoint.partitions:
+            parts = checkpoint.partitions[pair.name]
+            lines.append(f"{path}  {parts} partitions one after the other, as they were if its rows were not looked up")
     if left := [name for name in checkpoint.shapes if name not in used]:
         lines.append(f"not used: {', '.join(left)}")
     return lines

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf2dist.input.make_adapter import takes_batch_size
+from tf2dist.input.make_adapter import is_arrays, takes_batch_size
 
 
 def as_data(x: Any, y: Any = None, sample_weight: Any = None) -> Any:
@@ -38,7 +38,7 @@ def split_rows(data: Any, fraction: float) -> tuple[Any, Any]:
     Raises:
       ValueError: these are no arrays, or one of the two would be empty.
     """
-    if not takes_batch_size(data):
+    if not is_arrays(data):
         raise ValueError(
             f"validation_split is for arrays, found {type(data).__name__}: give validation_data, a Dataset's by take "
             "and skip"

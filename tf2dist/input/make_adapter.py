@@ -42,7 +42,7 @@ def make_data_adapter(
     """
     if isinstance(data, _ADAPTERS):
         adapter = data
-    elif _is_arrays(data):
+    elif is_arrays(data):
         adapter = _adapt_arrays(data, batch_size, shuffle, seed, steps)
     elif batch_size is not None and (isinstance(data, tf.data.Dataset) or callable(data)):
         raise ValueError("batch_size is for arrays; a Dataset is batched already, by the global batch")
@@ -108,6 +108,7 @@ def _is_function(data: Any) -> bool:
     return callable(data) and not isinstance(data, (tf.data.Dataset, *_ADAPTERS))
 
 
-def _is_arrays(data: Any) -> bool:
+def is_arrays(data: Any) -> bool:
+    """Are these arrays, nested or not?"""
     leaves = [leaf for leaf in tf.nest.flatten(data) if leaf is not None]
     return bool(leaves) and all(isinstance(a, (np.ndarray, tf.Tensor)) or hasattr(a, "__array__") for a in leaves)

@@ -101,7 +101,10 @@ def run_as_main(argv: Sequence[str]) -> None:
         if session and (explained := session.current().explain(error)):
             status, line = explained
             session.current().fail()
-            print(f"{_place(error)}: {line}", file=sys.stderr)
+            if sys.excepthook is sys.__excepthook__:
+                print(f"{_place(error)}: {line}", file=sys.stderr)
+            else:  # one of the program's own, which may report errors somewhere
+                _hide_launcher_frames(sys.excepthook, type(error), error, error.__traceback__)
             sys.exit(status)
         sys.excepthook = functools.partial(_hide_launcher_frames, sys.excepthook)
         raise

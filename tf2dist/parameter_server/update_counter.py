@@ -32,6 +32,7 @@ class UpdateCounter:
                 self._under_way = tf.Variable(tf.zeros([], tf.int64), trainable=False, name="updates_under_way")
         self._others: Sequence[tf.Variable] = ()
         self._before: list[int] = []
+        self._never_ended = 0
 
     def follow(self, counters: Sequence[tf.Variable]) -> None:
         """Sets the optimizer's counters, which go up by one an update."""
@@ -88,11 +89,15 @@ class UpdateCounter:
     def settle(self) -> None:
         """Waits until the server has ended the updates that it has begun for workers that are lost.
 
+        Looks twice in a row: an update may have been about to begin.
+
         Raises:
           TrainingError: it has not in a minute.
         """
-        deadline = time.monotonic() + _SETTLE_SECONDS
-        while under_way := int(self._under_way.numpy()):
+        deadline, quiet = time.monotonic() + _SETTLE_SECONDS, 0
+        while quiet < 2:
+            under_way = int(self._under_way.numpy()) - self._never_ended
+            quiet = 0 if under_way else quiet + 1
             if time.monotonic() > deadline:
                 raise TrainingError(
                     f"{self.variable.device} has begun {under_way} updates of workers that are lost, and not ended "
@@ -102,6 +107,7 @@ class UpdateCounter:
 
     def snapshot(self) -> None:
         """Remembers all counts. Only while no update is under way."""
+        self._never_ended = int(self._under_way.numpy())  # of an earlier training, which ended with their error
         self._before = [int(counter.numpy()) for counter in (self.variable, *self._others)]
 
     def correct_others(self) -> None:

@@ -20,19 +20,17 @@ _LOSS_TIMEOUT = 0.5  # seconds; TensorFlow may notice the loss of a task before 
 def explain(error: BaseException, wait_for_loss: Callable[[float], str]) -> tuple[int, str] | None:
     """Returns the exit status of the process that an error ends, and one line for the user.
 
-    The status is 2 for a wrong command or call, 1 for a job that failed. None for any other error: a traceback says
-    more.
+    The status is 2 for a wrong command or call, 1 for a job that failed. None for any other error, and for one that
+    was caused by another: a traceback says more.
 
     Args:
       error: what ends the process.
       wait_for_loss: returns which other task was lost, waiting so many seconds for that; the line names it, since that
         explains more than what TensorFlow says of it.
     """
-    if isinstance(error, UsageError):
-        return 2, one_line(error)
-    if isinstance(error, _FAILED_JOB):
-        return 1, one_line(error)
-    if not is_tensorflow_error(error):
+    if isinstance(error, (UsageError, *_FAILED_JOB)) and error.__cause__ is None:
+        return 2 if isinstance(error, UsageError) else 1, one_line(error)
+    if not is_tensorflow_error(error) or _is_of_the_program(error):
         return None
     if lost := wait_for_loss(_LOSS_TIMEOUT):
         return 1, f"{lost} ({type(error).__name__})"
@@ -53,6 +51,19 @@ def is_tensorflow_error(error: BaseException) -> bool:
     import tensorflow as tf
 
     return isinstance(error, tf.errors.OpError)
+
+
+def _is_of_the_program(error: BaseException) -> bool:
+    """Whether this TensorFlow error is one that no lost task explains: of wrong values, say.
+
+    A task that was started again in the place of a lost one says InvalidArgument too: it does not know the context.
+    """
+    import tensorflow as tf
+
+    kinds = tf.errors
+    of_values = (kinds.InvalidArgumentError, kinds.OutOfRangeError, kinds.ResourceExhaustedError, kinds.DataLossError)
+    of_program = (kinds.UnimplementedError, kinds.PermissionDeniedError, kinds.AlreadyExistsError)
+    return isinstance(error, (*of_values, *of_program)) and "context_id" not in str(error)
 
 
 def _without_heartbeats(message: str) -> str:

@@ -14,6 +14,7 @@ import keras
 
 from tf2dist.compat import model_methods
 from tf2dist.compat.model import logs_in_order, overridden_step
+from tf2dist.input.data_adapter import FiniteDataAdapter
 from tf2dist.input.keras_arguments import as_data, split_rows
 from tf2dist.input.make_adapter import make_data_adapter, make_finite_adapter, takes_batch_size
 from tf2dist.parameter_server.options import ParameterServer
@@ -24,6 +25,7 @@ from tf2dist.training.checkpoint import Checkpoint
 from tf2dist.training.loop import TrainingLoop
 from tf2dist.training.prepared_model import prepare
 
+_VALIDATION = "_tf2dist_validation"  # a bound model's attribute while `fit` calls its class's own `evaluate`
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
 _Model = TypeVar("_Model", bound=keras.Model)
@@ -115,14 +117,18 @@ def fit(
         data, batch_size=batch_size, shuffle=shuffle, seed=seed, class_weight=class_weight,
         steps=steps_per_epoch if takes_batch_size(data) else None,
     )  # fmt: skip
-    validation = None
-    if validation_data is not None:
+
+    @functools.cache
+    def adapt_validation() -> FiniteDataAdapter:
         # Keras unpacks a list here, and nowhere else.
-        validation_data = tuple(validation_data) if isinstance(validation_data, list) else validation_data
-        size = validation_batch_size or batch_size
-        size = size if takes_batch_size(validation_data) else None
-        validation = make_finite_adapter(validation_data, batch_size=size, steps=validation_steps)
-        model_validation.check_has_end(validation, "validation_steps")
+        given = tuple(validation_data) if isinstance(validation_data, list) else validation_data
+        size = (validation_batch_size or batch_size) if takes_batch_size(given) else None
+        found = make_finite_adapter(given, batch_size=size, steps=validation_steps)
+        model_validation.check_has_end(found, "validation_steps")
+        return found
+
+    validates_itself = model_methods.has_own(model, "evaluate") and not session.current().is_evaluator
+    validation = None if validation_data is None or validates_itself else adapt_validation()
     epoch_steps = steps_per_epoch or adapter.steps
     if not epoch_steps:
         raise ValueError("the data is endless or empty: say how long an epoch is with steps_per_epoch")
@@ -136,14 +142,30 @@ def fit(
         directory = evaluator.checkpoint_of(callbacks).directory
         return evaluator.follow(prepared, directory, validation, make_callback_list(model, (), steps=validation.steps))
     announced = steps_per_epoch or adapter.announced_steps
-    callback_list = make_callback_list(model, callbacks, verbose=verbose, epochs=epochs, steps=announced)
+    callback_list = make_callback_list(
+        model, callbacks, verbose=verbose, epochs=epochs, steps=announced, add_history=True
+    )
+
+    def validate() -> Any:
+        if validation is not None:
+            return prepared.evaluate(validation, callback_list)
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(validation_data)
+        vars(model)[_VALIDATION] = lambda: prepared.evaluate(adapt_validation(), callback_list)
+        try:
+            return model.evaluate(
+                x=x, y=y, sample_weight=weights, batch_size=validation_batch_size or batch_size, verbose=0,
+                steps=validation_steps, callbacks=callback_list, return_dict=True, _use_cached_eval_dataset=True,
+            )  # fmt: skip
+        finally:
+            del vars(model)[_VALIDATION]
+
     loop = TrainingLoop(
         prepared, adapter, callback_list, epoch_steps, prepared.tuner(steps_per_execution),
         restores_epoch=includes(callbacks, keras.callbacks.BackupAndRestore),
     )  # fmt: skip
     model.stop_training = False
     try:
-        return loop.run(initial_epoch, epochs, validation, validation_freq)
+        return loop.run(initial_epoch, epochs, None if validation_data is None else validate, validation_freq)
     except BaseException:
         prepared.dispatcher.cancel()
         for callback in callback_list.callbacks:
@@ -183,7 +205,7 @@ def evaluate(
     model_validation.check_compiled(model)
     adapter = make_finite_adapter(as_data(x, y, sample_weight), batch_size=batch_size, steps=steps)
     model_validation.check_has_end(adapter, "steps")
-    callback_list = make_callback_list(model, as_list(callbacks), verbose=verbose, steps=adapter.announced_steps)
+    callback_list = _callback_list(model, callbacks, verbose, adapter.announced_steps)
     logs = prepare(model).evaluate(adapter, callback_list)
     return logs if return_dict else logs_in_order(model, logs)
 
@@ -214,8 +236,15 @@ def predict(
     """
     adapter = make_finite_adapter(as_data(x), batch_size=batch_size, steps=steps)
     model_validation.check_has_end(adapter, "steps")
-    callback_list = make_callback_list(model, as_list(callbacks), verbose=verbose, steps=adapter.announced_steps)
+    callback_list = _callback_list(model, callbacks, verbose, adapter.announced_steps)
     return prepare(model).predict(adapter, callback_list)
+
+
+def _callback_list(model: keras.Model, callbacks: Any, verbose: str | int, steps: int | None) -> Any:
+    """Callbacks of `evaluate` and `predict`; a list of Keras's is used as it is, that of a `fit` around them."""
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return callbacks
+    return make_callback_list(model, as_list(callbacks), verbose=verbose, steps=steps)
 
 
 def bind(model: _Model) -> _Model:
@@ -224,8 +253,18 @@ def bind(model: _Model) -> _Model:
     For code that calls the methods itself: a tuner, a callback with `self.model.predict`. A class's own method runs as
     before, and what it calls by `super()` is ours. Other models keep Keras's methods.
     """
-    model_methods.replace(model, {"fit": fit, "evaluate": evaluate, "predict": predict})
+    model_methods.replace(model, {"fit": fit, "evaluate": _evaluate_bound, "predict": predict})
     return model
+
+
+def _evaluate_bound(model: keras.Model, *args: Any, _use_cached_eval_dataset: bool = False, **kwargs: Any) -> Any:
+    """As `evaluate`; of the validation data of the `fit` around it, whatever a class's own method has made of them.
+
+    Keras's `fit` asks for that (`_use_cached_eval_dataset` in keras/src/trainers), unless the method takes it out.
+    """
+    if _use_cached_eval_dataset and _VALIDATION in vars(model):
+        return vars(model)[_VALIDATION]()
+    return evaluate(model, *args, **kwargs)
 
 
 def updates(model: keras.Model) -> int:

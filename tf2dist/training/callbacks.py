@@ -43,8 +43,9 @@ def make_callback_list(
     verbose: int | str = 0,
     epochs: int = 1,
     steps: int | None,
+    add_history: bool = False,
 ) -> keras.callbacks.CallbackList:
-    """The callbacks that run in this process, with a history, and a progress bar if `verbose`.
+    """The callbacks that run in this process, and a progress bar if `verbose`.
 
     Args:
       verbose: 0, 1, 2 or "auto", which is 1 on a terminal and 0 elsewhere.
@@ -52,10 +53,15 @@ def make_callback_list(
     verbose = int(sys.stdout.isatty()) if verbose == "auto" else int(verbose)
     rank = collectives.peers(model.distribute_strategy)[1]
     mine = [c for c in callbacks if rank == 0 or not isinstance(c, _WRITERS)]
+    add_progbar = bool(verbose) and rank == 0
     return keras.callbacks.CallbackList(
-        mine, add_history=True, add_progbar=bool(verbose) and rank == 0, verbose=verbose, epochs=epochs, steps=steps,
-        model=model,
-    )  # fmt: skip
+        mine, add_history, add_progbar, model, verbose=verbose, epochs=epochs, steps=steps
+    )
+
+
+def history_of(callbacks: keras.callbacks.CallbackList) -> keras.callbacks.History:
+    """The history that was added to these callbacks."""
+    return next(c for c in callbacks.callbacks if isinstance(c, keras.callbacks.History))
 
 
 def needs_batch_logs(callbacks: keras.callbacks.CallbackList, *hooks: str) -> bool:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import keras
 
 from tf2dist.compat.model import forget_initial_epoch, initial_epoch
 from tf2dist.execution.dispatcher import ExecutionResult
 from tf2dist.execution.steps_per_execution import StepsPerExecutionTuner
-from tf2dist.input.data_adapter import DataAdapter, FiniteDataAdapter
+from tf2dist.input.data_adapter import DataAdapter
 from tf2dist.runtime import collectives
 from tf2dist.training import model_validation
-from tf2dist.training.callbacks import has_batch_hooks, needs_batch_logs
+from tf2dist.training.callbacks import has_batch_hooks, history_of, needs_batch_logs
 from tf2dist.training.checkpoint import Checkpoint
 from tf2dist.training.metric_sums import MetricSums
 from tf2dist.training.nan_loss import fails_on_nan, nan_error
@@ -66,10 +67,17 @@ class TrainingLoop:
         self,
         first_epoch: int,
         epochs: int,
-        validation: FiniteDataAdapter | None,
+        validate: Callable[[], Mapping[str, Any]] | None,
         validation_freq: int | Sequence[int],
     ) -> keras.callbacks.History:
-        """Trains until epoch `epochs`; returns the history."""
+        """Trains until epoch `epochs`; returns the history.
+
+        Args:
+          first_epoch: number of the first epoch, from 0 on.
+          epochs: number of the epoch after the last one.
+          validate: returns loss and metrics of the validation data, by name.
+          validation_freq: validate after so many epochs, or after these, counted from 1.
+        """
         model, callbacks = self._model, self._callbacks
         start, sums = self._begin(first_epoch)
         self._state.set_start(start)
@@ -80,9 +88,8 @@ class TrainingLoop:
             callbacks.on_epoch_begin(epoch)
             logs = self._run_epoch(epoch, stream, sums or MetricSums(self._step))
             sums = None
-            if validation is not None and _is_validation_epoch(epoch, validation_freq):
-                found = self._prepared.evaluate(validation, callbacks)
-                logs |= {f"val_{name}": value for name, value in found.items()}
+            if validate is not None and _is_validation_epoch(epoch, validation_freq):
+                logs |= {f"val_{name}": value for name, value in validate().items()}
             callbacks.on_epoch_end(epoch, logs)
             if model.stop_training:
                 break
@@ -90,7 +97,7 @@ class TrainingLoop:
         if trained:
             model.optimizer.finalize_variable_values(model.trainable_variables)
         callbacks.on_train_end(logs)
-        return model.history
+        return history_of(callbacks)
 
     def _begin(self, first_epoch: int) -> tuple[int, MetricSums | None]:
         """The global step to begin at, and the metric sums of an epoch that an earlier job has left unfinished."""
