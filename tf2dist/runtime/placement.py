@@ -64,6 +64,7 @@ class Log:
         tf.debugging.set_log_device_placement(True)
         self._alone: dict[tuple[str, str, str], None] = {}  # operations outside of graphs: type, wanted, got
         self._wanted: dict[tuple[str, str], list[str]] = {}  # by name and type, of those in graphs
+        self._called: dict[str, str] = {}  # names of functions by those of the operations that call them elsewhere
         self._current_device = eager_context.current_device
         eager_context.on_operation(self._note)
 
@@ -87,6 +88,8 @@ class Log:
             asked = outputs[0].op.device if outputs else ""
             if asked not in wanted:
                 wanted.append(asked)
+            if kind == "RemoteCall":
+                self._called[op_name.rstrip("/")] = outputs[0].op.get_attr("f").name
 
     def rows(self, servers: Iterable[Task] = ()) -> list[tuple[str, str, str]]:
         """Operation, device wanted ("" if any would do) and device got, of each that has run, once.
@@ -104,8 +107,21 @@ class Log:
                     wanted = self._wanted[ours, kind]
                     fit = [w for w in wanted if _fits(w, got)] or wanted
                     rows[f"{ours} ({kind})", short(max(fit, key=len)), short(got)] = None
+                    if kind == "RemoteCall":
+                        rows |= dict.fromkeys(self._rows_of_call(ours, got))
                     break
         return sorted(rows)
+
+    def _rows_of_call(self, name: str, got: str) -> list[tuple[str, str, str]]:
+        """Rows for the operations of a function that is called on another device: TensorFlow prints the call only."""
+        from tf2dist.compat import eager_context
+
+        nodes = eager_context.nodes_of_function(self._called[name])
+        return [
+            (f"{node.name} ({node.op})", short(node.device), short(got))
+            for node in nodes
+            if not _NOT_OURS.search(node.op)
+        ]
 
     def table(self, servers: Iterable[Task] = ()) -> str:
         """The rows as lines of text with a heading; of a long name the end, which says most."""
