@@ -1,5 +1,6 @@
 """`tf2dist.Checkpoint`: training goes on where it was, checkpoints are whole or not there, an evaluator follows."""
 
+import functools
 import json
 import logging
 import os
@@ -200,8 +201,9 @@ def test_an_evaluator_follows(tf, tmp_path, monkeypatch, caplog):
     feed = make_data_adapter(data(), batch_size=BATCH)
     program.build(feed)
     callbacks = [tf2dist.Checkpoint(tmp_path, every_steps=STEPS, keep=100)]
-    hooks = make_callback_list(trained, callbacks, epochs=3, steps=STEPS)
-    history = loop.TrainingLoop(program, feed, hooks, STEPS, program.tuner(1)).run(0, 3, make_finite_adapter(data()), 1)
+    hooks = make_callback_list(trained, callbacks, epochs=3, steps=STEPS, add_history=True)
+    validate = functools.partial(program.evaluate, make_finite_adapter(data()), hooks)
+    history = loop.TrainingLoop(program, feed, hooks, STEPS, program.tuner(1)).run(0, 3, validate, 1)
     thread.join(120)
     assert not thread.is_alive()
     assert found["updates"] == [STEPS, 2 * STEPS, 3 * STEPS]

@@ -14,6 +14,10 @@ from tf2dist.cluster.rendezvous import RendezvousError
 from tf2dist.errors import CheckpointError, TrainingError, UsageError
 
 _FAILED_JOB = (RendezvousError, TaskLostError, TrainingError, CheckpointError)
+_OF_THE_PROGRAM = (
+    "AlreadyExistsError", "DataLossError", "InvalidArgumentError", "OutOfRangeError", "PermissionDeniedError",
+    "ResourceExhaustedError", "UnimplementedError",
+)  # fmt: skip
 _LOSS_TIMEOUT = 0.5  # seconds; TensorFlow may notice the loss of a task before the session does
 
 
@@ -58,12 +62,7 @@ def _is_of_the_program(error: BaseException) -> bool:
 
     A task that was started again in the place of a lost one says InvalidArgument too: it does not know the context.
     """
-    import tensorflow as tf
-
-    kinds = tf.errors
-    of_values = (kinds.InvalidArgumentError, kinds.OutOfRangeError, kinds.ResourceExhaustedError, kinds.DataLossError)
-    of_program = (kinds.UnimplementedError, kinds.PermissionDeniedError, kinds.AlreadyExistsError)
-    return isinstance(error, (*of_values, *of_program)) and "context_id" not in str(error)
+    return type(error).__name__ in _OF_THE_PROGRAM and "context_id" not in str(error)
 
 
 def _without_heartbeats(message: str) -> str:

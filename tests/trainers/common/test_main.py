@@ -92,6 +92,10 @@ class DataLossError(OpError):
     pass
 
 
+class UnavailableError(OpError):
+    pass
+
+
 @pytest.mark.parametrize(
     ("message", "said"),
     [
@@ -110,8 +114,8 @@ def test_what_tensorflow_found_while_running_is_one_line(main, monkeypatch, mess
 def test_the_loss_of_another_task_says_more_than_what_tensorflow_found(main, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow", SimpleNamespace(errors=SimpleNamespace(OpError=OpError)))
     session.current().monitor_with(SimpleNamespace(first_loss=lambda limit: "ps 0 at p:1 is gone"))
-    said = "trainer: ps 0 at p:1 is gone (DataLossError)\n"
-    assert main(raising(DataLossError("Connection reset by peer"))) == (1, "", said)
+    said = "trainer: ps 0 at p:1 is gone (UnavailableError)\n"
+    assert main(raising(UnavailableError("Connection reset by peer"))) == (1, "", said)
 
 
 def test_a_task_that_tensorflows_heartbeats_miss_is_named(main, monkeypatch):
@@ -121,8 +125,8 @@ def test_a_task_that_tensorflows_heartbeats_miss_is_named(main, monkeypatch):
         "Collective ops is aborted by: Error reported from /job:worker/task:1: The following tasks are unhealthy "
         "(stopped sending heartbeats):\n/job:worker/replica:0/task:1\nThe tasks have crashed."
     )
-    said = "trainer: worker 1 has given no sign of life (DataLossError)\n"
-    assert main(raising(DataLossError(message))) == (1, "", said)
+    said = "trainer: worker 1 has given no sign of life (UnavailableError)\n"
+    assert main(raising(UnavailableError(message))) == (1, "", said)
 
 
 def test_devices_that_are_not_there_are_the_users_to_mend(main, monkeypatch):
