@@ -6,6 +6,15 @@ import numpy as np
 ROWS, FEATURES, CLASSES = 103, 12, 3  # 103 rows: with batches of 16 the last one holds 7, which no 2 divides
 
 
+TABLE_OPTIMIZERS = {
+    "sgd": lambda: keras.optimizers.SGD(0.3),
+    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+    "adam": lambda: keras.optimizers.Adam(0.02),
+    "adagrad": lambda: keras.optimizers.Adagrad(0.1),
+    "rmsprop": lambda: keras.optimizers.RMSprop(0.02),
+}  # of tables whose rows are looked up
+
+
 def data(seed=0):
     """x f32[103, 12], y i64[103]: learnable."""
     random = np.random.default_rng(seed)

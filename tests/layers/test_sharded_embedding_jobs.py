@@ -8,16 +8,9 @@ import pytest
 
 import tf2dist
 from tests.jobs import run_program
-from tests.models import LENGTH, ROWS, WORDS, sentences
+from tests.models import LENGTH, ROWS, TABLE_OPTIMIZERS, WORDS, sentences
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
-OPTIMIZERS = {
-    "sgd": lambda: keras.optimizers.SGD(0.3),
-    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
-    "adam": lambda: keras.optimizers.Adam(0.02),
-    "adagrad": lambda: keras.optimizers.Adagrad(0.1),
-    "rmsprop": lambda: keras.optimizers.RMSprop(0.02),
-}
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +37,7 @@ class Table(keras.layers.Layer):
         return keras.ops.matmul(keras.ops.one_hot(words, WORDS), self.table)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", TABLE_OPTIMIZERS)
 def test_trains_as_a_dense_table_in_one_process(tf, results, name):
     begin = np.random.default_rng(1).normal(size=(WORDS, 4)).astype(np.float32)
     with tf2dist.make_strategy("one").scope():
@@ -52,7 +45,7 @@ def test_trains_as_a_dense_table_in_one_process(tf, results, name):
         dense = keras.layers.Dense(3, kernel_initializer=keras.initializers.GlorotUniform(seed=1))
         layers = [keras.Input((LENGTH,), dtype="int64"), table, keras.layers.GlobalAveragePooling1D(), dense]
         model = keras.Sequential(layers)
-        model.compile(OPTIMIZERS[name](), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        model.compile(TABLE_OPTIMIZERS[name](), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     tf2dist.fit(model, sentences(), batch_size=16, seed=3, epochs=2)
     trained = keras.ops.convert_to_numpy(table.table)
     assert np.abs(trained - begin).max() > 0.01

@@ -15,16 +15,9 @@ out = pathlib.Path(sys.argv[1])
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
 
-from tests.models import LENGTH, ROWS, WORDS, sentences  # noqa: E402
+from tests.models import LENGTH, ROWS, TABLE_OPTIMIZERS, WORDS, sentences  # noqa: E402
 from tf2dist.layers import ShardedEmbedding  # noqa: E402
 
-OPTIMIZERS = {
-    "sgd": lambda: keras.optimizers.SGD(0.3),
-    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
-    "adam": lambda: keras.optimizers.Adam(0.02),
-    "adagrad": lambda: keras.optimizers.Adagrad(0.1),
-    "rmsprop": lambda: keras.optimizers.RMSprop(0.02),
-}
 words, y = sentences()
 table = np.random.default_rng(1).normal(size=(WORDS, 4)).astype(np.float32)
 results = {"tables": {}, "updates": {}}
@@ -43,7 +36,7 @@ def model_of(optimizer, **arguments):
     return model
 
 
-for name, optimizer in OPTIMIZERS.items():
+for name, optimizer in TABLE_OPTIMIZERS.items():
     model = model_of(optimizer, weights=table)
     tf2dist.fit(model, (words, y), batch_size=16, seed=3, epochs=2)
     results["tables"][name] = model.layers[0].get_table().tolist()
@@ -56,7 +49,7 @@ for name, optimizer in OPTIMIZERS.items():
         model.save(out.with_suffix(".keras"))
         results["outputs"] = tf2dist.predict(model, words, batch_size=50).tolist()
 
-model = model_of(OPTIMIZERS["sgd"], embeddings_initializer=keras.initializers.RandomNormal(seed=5))
+model = model_of(TABLE_OPTIMIZERS["sgd"], embeddings_initializer=keras.initializers.RandomNormal(seed=5))
 results["begins"] = [keras.ops.convert_to_numpy(v).tolist() for v in model.layers[0].embeddings]
 try:
     tf2dist.fit(model, (np.full((ROWS, LENGTH), WORDS), y), batch_size=16)

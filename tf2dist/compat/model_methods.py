@@ -16,6 +16,7 @@ import keras
 from tf2dist.compat.patching import Patch
 
 _NAMES = ("fit", "evaluate", "predict")
+_VALIDATION = "_tf2dist_validation"  # a model's attribute while `fit` calls its class's own `evaluate`
 _here = threading.local()  # functions: those of the model whose own method runs in this thread, by name
 _OWNER = next(c for c in keras.Model.__mro__ if "fit" in vars(c))  # whose methods they are: the backend's trainer
 
@@ -30,6 +31,25 @@ def replace(model: keras.Model, functions: Mapping[str, Callable[..., Any]]) -> 
 def has_own(model: keras.Model, name: str) -> bool:
     """Whether a model with other methods has one of this name in its class, which leads to the other one."""
     return getattr(vars(model).get(name), "func", None) is _call_own
+
+
+def validate_by_own(model: keras.Model, as_given: Callable[[], Any], **arguments: Any) -> Any:
+    """Calls the `evaluate` of a model's class as Keras's `fit` does for validation; returns what it returns.
+
+    Keras's own, which the class calls by `super()`, then takes the validation data as `fit` was given them, whatever
+    the class has made of them, unless the class drops the argument `_use_cached_eval_dataset`
+    (keras/src/backend/tensorflow/trainer.py).
+
+    Args:
+      model: of which `has_own(model, "evaluate")` is true.
+      as_given: evaluates the data that `fit` was given.
+      arguments: of `evaluate`.
+    """
+    vars(model)[_VALIDATION] = as_given
+    try:
+        return model.evaluate(**arguments, _use_cached_eval_dataset=True)
+    finally:
+        del vars(model)[_VALIDATION]
 
 
 def _call(model: keras.Model, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -51,6 +71,8 @@ def _redirected(name: str) -> Callable[..., Any]:
         function = getattr(_here, "functions", {}).get((id(self), name))
         if function is None:
             return _patch.original(name)(self, *args, **kwargs)
+        if kwargs.pop("_use_cached_eval_dataset", False) and _VALIDATION in vars(self):
+            return vars(self)[_VALIDATION]()
         return function(self, *args, **kwargs)
 
     return method

@@ -25,7 +25,6 @@ from tf2dist.training.checkpoint import Checkpoint
 from tf2dist.training.loop import TrainingLoop
 from tf2dist.training.prepared_model import prepare
 
-_VALIDATION = "_tf2dist_validation"  # a bound model's attribute while `fit` calls its class's own `evaluate`
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
 _Model = TypeVar("_Model", bound=keras.Model)
@@ -150,14 +149,11 @@ def fit(
         if validation is not None:
             return prepared.evaluate(validation, callback_list)
         x, y, weights = keras.utils.unpack_x_y_sample_weight(validation_data)
-        vars(model)[_VALIDATION] = lambda: prepared.evaluate(adapt_validation(), callback_list)
-        try:
-            return model.evaluate(
-                x=x, y=y, sample_weight=weights, batch_size=validation_batch_size or batch_size, verbose=0,
-                steps=validation_steps, callbacks=callback_list, return_dict=True, _use_cached_eval_dataset=True,
-            )  # fmt: skip
-        finally:
-            del vars(model)[_VALIDATION]
+        return model_methods.validate_by_own(
+            model, lambda: prepared.evaluate(adapt_validation(), callback_list),
+            x=x, y=y, sample_weight=weights, batch_size=validation_batch_size or batch_size, verbose=0,
+            steps=validation_steps, callbacks=callback_list, return_dict=True,
+        )  # fmt: skip
 
     loop = TrainingLoop(
         prepared, adapter, callback_list, epoch_steps, prepared.tuner(steps_per_execution),
@@ -253,18 +249,8 @@ def bind(model: _Model) -> _Model:
     For code that calls the methods itself: a tuner, a callback with `self.model.predict`. A class's own method runs as
     before, and what it calls by `super()` is ours. Other models keep Keras's methods.
     """
-    model_methods.replace(model, {"fit": fit, "evaluate": _evaluate_bound, "predict": predict})
+    model_methods.replace(model, {"fit": fit, "evaluate": evaluate, "predict": predict})
     return model
-
-
-def _evaluate_bound(model: keras.Model, *args: Any, _use_cached_eval_dataset: bool = False, **kwargs: Any) -> Any:
-    """As `evaluate`; of the validation data of the `fit` around it, whatever a class's own method has made of them.
-
-    Keras's `fit` asks for that (`_use_cached_eval_dataset` in keras/src/trainers), unless the method takes it out.
-    """
-    if _use_cached_eval_dataset and _VALIDATION in vars(model):
-        return vars(model)[_VALIDATION]()
-    return evaluate(model, *args, **kwargs)
 
 
 def updates(model: keras.Model) -> int:
