@@ -15,6 +15,22 @@ TABLE_OPTIMIZERS = {
 }  # of tables whose rows are looked up
 
 
+@keras.saving.register_keras_serializable("tests")
+class Measures(keras.layers.Layer):
+    """Measures what goes through it, with metrics that it holds."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.supports_masking = True
+        self.activity = keras.metrics.Mean(name="activity")
+        self.cells = keras.metrics.Sum(name="cells")
+
+    def call(self, x):
+        self.activity.update_state(keras.ops.abs(x))
+        self.cells.update_state(keras.ops.ones_like(x))
+        return x
+
+
 def data(seed=0):
     """x f32[103, 12], y i64[103]: learnable."""
     random = np.random.default_rng(seed)

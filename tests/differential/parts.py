@@ -17,6 +17,7 @@ from keras import layers, losses, metrics, ops, optimizers, regularizers
 
 from tests.differential import configurations, steps
 from tests.differential.configurations import IMAGES, OWN_MODELS, PER_STEP, TOKENS, TWO_OUTPUTS
+from tests.models import Measures
 
 _WORDS, _LENGTH, _CLASSES = 9, 5, 3
 _NAMES = ("ant", "bee", "cat", "dog")  # the last one is in no vocabulary
@@ -167,22 +168,6 @@ class AddsLoss(layers.Layer):
 
     def call(self, x):
         self.add_loss(0.1 * getattr(ops, self.reduce)(ops.square(ops.cast(x, "float32"))))
-        return x
-
-
-@keras.saving.register_keras_serializable("differential")
-class Measures(layers.Layer):
-    """Measures what goes through it, with metrics that it holds."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.supports_masking = True
-        self.activity = metrics.Mean(name="activity")
-        self.cells = metrics.Sum(name="cells")
-
-    def call(self, x):
-        self.activity.update_state(ops.abs(x))
-        self.cells.update_state(ops.ones_like(x))
         return x
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 from keras import layers, losses, metrics, ops, optimizers
 
+from tests.models import Measures
 from tests.zoo import Band, Case, Equal, Refused
 
 schedules = optimizers.schedules
@@ -507,22 +508,8 @@ def regression_data():
     return x, (x[:, :2].sum(1, keepdims=True)).astype(np.float32)
 
 
-class Activity(layers.Layer):
-    """Measures what goes through it, with a metric that it holds."""
-
-    def __init__(self):
-        super().__init__()
-        self.activity = metrics.Mean(name="activity")
-        self.cells = metrics.Sum(name="cells")
-
-    def call(self, x):
-        self.activity.update_state(ops.abs(x))
-        self.cells.update_state(ops.ones_like(x))
-        return x
-
-
 def measured():
-    model = keras.Sequential([keras.Input((10,)), layers.Dense(6, "tanh"), Activity(), layers.Dense(1)])
+    model = keras.Sequential([keras.Input((10,)), layers.Dense(6, "tanh"), Measures(), layers.Dense(1)])
     model.compile(optimizers.SGD(0.05), "mse", metrics=["mae"])
     return model
 
