@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tf2dist.runtime.session import connect, join
     from tf2dist.runtime.strategies import make_strategy
     from tf2dist.training.api import bind, evaluate, fit, predict, updates
+    from tf2dist.training.callbacks import ExecutionCallback
     from tf2dist.training.checkpoint import Checkpoint
 
 _HOME = {
@@ -32,6 +33,7 @@ _HOME = {
     "Task": "cluster.spec",
     "Checkpoint": "training.checkpoint",
     "Examples": "input.array_adapter",
+    "ExecutionCallback": "training.callbacks",
     "bind": "training.api",
     "connect": "runtime.session",
     "join": "runtime.session",
@@ -56,6 +58,7 @@ __all__ = [
     "Cluster",
     "ClusterError",
     "Examples",
+    "ExecutionCallback",
     "ParameterServer",
     "Role",
     "ShardError",

@@ -6,6 +6,8 @@ import math
 
 import keras
 
+import tf2dist
+
 
 def weight_and_bias(model: keras.Model) -> tuple[float, float]:
     """Returns weight and bias of a model that is a straight line."""
@@ -13,7 +15,7 @@ def weight_and_bias(model: keras.Model) -> tuple[float, float]:
     return float(w[0, 0]), float(b[0])
 
 
-class WeightAndBiasLines(keras.callbacks.Callback):
+class WeightAndBiasLines(tf2dist.ExecutionCallback):
     """Prints the weight and bias of a straight line every so many updates, and the mean loss since the last line.
 
     Args:

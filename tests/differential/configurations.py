@@ -270,8 +270,10 @@ def sensible(configuration: Configuration) -> Configuration:
         simplest("validation_steps", "validation_freq")
     if c["validation"] != "arrays":
         simplest("validation_batch_size")
-    if c["batch_hooks"] or c["stop_at_batch"] or c["nan"]:
+    if c["nan"]:
         c["steps_per_execution"] = 1  # as Keras
+    elif c["batch_hooks"] or c["stop_at_batch"]:
+        simplest("steps_per_execution")  # they ask for one step by themselves
     return {name: c[name] for name, values in OPTIONS.items() if c[name] != values[0]}
 
 

@@ -573,7 +573,12 @@ class Hooks(keras.callbacks.LambdaCallback):
             on_train_begin=lambda logs: setattr(self, "steps", self.params.get("steps")),
             on_train_batch_begin=lambda batch, logs: self.begun.append(int(batch)),
             on_train_batch_end=lambda batch, logs: self.ended.append((int(batch), float(logs["loss"]))),
+            on_epoch_end=lambda epoch, logs: self._forget_batches_that_did_not_come(),
         )
+
+    def _forget_batches_that_did_not_come(self) -> None:
+        """Keras says that a batch begins, and then looks whether data of unknown length have one."""
+        del self.begun[len(self.ended) :]
 
 
 class StopsAtBatch(keras.callbacks.Callback):

@@ -111,7 +111,7 @@ def test_backup_and_restore(strategy, tmp_path):
 
 
 def test_hooks_come_in_keras_order(strategy):
-    """Against Keras's own fit with as many steps an execution, but for the number of batches in validation."""
+    """With every batch of training and validation, and without a wish for steps an execution."""
     calls = []
 
     class See(keras.callbacks.Callback):
@@ -121,16 +121,93 @@ def test_hooks_come_in_keras_order(strategy):
                 if name.startswith("on_") and "predict" not in name and name not in ("on_batch_begin", "on_batch_end"):
                     setattr(self, name, lambda *args, name=name, **kwargs: calls.append((name, *args[:1])))
 
-    def without_test_batches():
-        named = [call for call in calls if "test_batch" not in call[0]]
-        return [(name, *(a for a in args if isinstance(a, int))) for name, *args in named]
+    def with_numbers():
+        return [(name, *(a for a in args if isinstance(a, int))) for name, *args in calls]
 
-    fitted(strategy, See(), epochs=2, steps_per_execution=1)
-    ours = without_test_batches()
+    fitted(strategy, See(), epochs=2)
+    ours = with_numbers()
     calls.clear()
     model = classifier(OPTIMIZERS["sgd"]())
     model.fit(*data(), batch_size=BATCH, epochs=2, validation_data=data(), callbacks=[See()], verbose=0)
-    assert ours == without_test_batches()
+    assert ours == with_numbers()
+
+
+class _Counts(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.training, self.evaluation = [], []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.training.append((batch, logs["loss"]))
+
+    def on_test_batch_end(self, batch, logs=None):
+        self.evaluation.append((batch, logs["loss"]))
+
+
+class _CountsExecutions(_Counts, tf2dist.ExecutionCallback):
+    pass
+
+
+class _SeesExecutions(tf2dist.ExecutionCallback):
+    def __init__(self, seen):
+        super().__init__()
+        self._seen = seen
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._seen.append(batch)
+
+
+def test_each_batch_has_its_logs(strategy, caplog):
+    caplog.set_level("INFO", "tf2dist")
+    ours, theirs = _Counts(), _Counts()
+    trained, _ = fitted(strategy, ours, epochs=2, shuffle=False)
+    assert "_Counts acts on every batch: training takes one step an execution" in caplog.text
+    model = classifier(OPTIMIZERS["sgd"]())
+    model.fit(*data(), batch_size=BATCH, epochs=2, validation_data=data(), shuffle=False, callbacks=[theirs], verbose=0)
+    np.testing.assert_allclose(ours.training, theirs.training, rtol=1e-4)
+    np.testing.assert_allclose(ours.evaluation, theirs.evaluation, rtol=1e-4)
+    again = _Counts()
+    tf2dist.evaluate(trained, data(), batch_size=BATCH, callbacks=[again])
+    np.testing.assert_allclose(again.evaluation, ours.evaluation[-STEPS:], rtol=1e-5)
+
+
+def test_a_callback_of_executions_does_not_slow_training_down(strategy):
+    counts = _CountsExecutions()
+    fitted(strategy, counts, epochs=20)
+    assert len(counts.training) < 20 * STEPS  # the first executions take a step each
+    assert [batch for batch, _ in counts.training if batch == STEPS - 1] == [STEPS - 1] * 20
+    assert [batch for batch, _ in counts.evaluation] == [STEPS - 1] * 20
+    with_steps = _Counts()
+    fitted(strategy, with_steps, epochs=1, steps_per_execution=STEPS)
+    assert [batch for batch, _ in with_steps.training] == [STEPS - 1]
+
+
+def test_board_of_batches_sees_each_batch(strategy, tmp_path):
+    seen = []
+
+    fitted(strategy, keras.callbacks.TensorBoard(tmp_path, update_freq="batch"), _SeesExecutions(seen), epochs=1)
+    assert seen == list(range(STEPS))
+    seen.clear()
+    fitted(strategy, keras.callbacks.TensorBoard(tmp_path), _SeesExecutions(seen), epochs=20)
+    assert len(seen) < 20 * STEPS
+
+
+def test_a_callback_ends_evaluation_and_prediction(strategy):
+    model, _ = fitted(strategy, epochs=1)
+
+    class Stop(keras.callbacks.Callback):
+        def on_test_batch_end(self, batch, logs=None):
+            self.model.stop_evaluating = batch == 1
+
+        def on_predict_batch_end(self, batch, logs=None):
+            self.model.stop_predicting = batch == 1
+
+    x, y = data()
+    expected = tf2dist.evaluate(model, x[: 2 * BATCH], y[: 2 * BATCH], batch_size=BATCH)
+    for _ in range(2):  # neither is stopped for good
+        np.testing.assert_allclose(tf2dist.evaluate(model, x, y, batch_size=BATCH, callbacks=Stop()), expected)
+        assert len(tf2dist.predict(model, x, batch_size=BATCH, callbacks=Stop())) == 2 * BATCH
+    assert len(tf2dist.predict(model, x, batch_size=BATCH)) == ROWS
 
 
 def test_lambda_callback_and_swapped_averages(strategy):

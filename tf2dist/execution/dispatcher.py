@@ -65,8 +65,14 @@ class Dispatcher(Protocol):
         """Waits for the oldest execution whose result was not fetched yet."""
         ...
 
-    def evaluate(self, step: TrainStep, data: FiniteDataAdapter) -> Iterator[list[np.ndarray]]:
-        """Yields the metric sums of each execution of one pass over `data`."""
+    def evaluate(
+        self, step: TrainStep, data: FiniteDataAdapter, *, one_by_one: bool = False
+    ) -> Iterator[tuple[int, list[np.ndarray]]]:
+        """Yields how many batches each execution of one pass over `data` took, and their metric sums.
+
+        Args:
+          one_by_one: is an execution to take one batch?
+        """
         ...
 
     def predict(self, step: PredictStep, data: FiniteDataAdapter) -> Iterator[Any]:

@@ -135,16 +135,18 @@ class ReplicaDispatcher:
         """Drops results; nothing is under way between two calls."""
         self._results.clear()
 
-    def evaluate(self, step: TrainStep, data: FiniteDataAdapter) -> Iterator[list[np.ndarray]]:
+    def evaluate(
+        self, step: TrainStep, data: FiniteDataAdapter, *, one_by_one: bool = False
+    ) -> Iterator[tuple[int, list[np.ndarray]]]:
         """See `Dispatcher`."""
         if self._evaluation is None:
             self._evaluation = self._execution(step, step.evaluate)
         stream = self._open(data.single_pass(self._tensors(data), self._slices), data.element_per_replica)
         left = data.steps or 0
         while left:
-            n = min(left, EVALUATION_BATCHES)
+            n = 1 if one_by_one else min(left, EVALUATION_BATCHES)
             *sums, _ = self._evaluation(stream.iterator, stream.element_per_replica, tf.constant(n), tf.constant(0.0))
-            yield [t.numpy() for t in sums]
+            yield n, [t.numpy() for t in sums]
             left -= n
 
     def predict(self, step: PredictStep, data: FiniteDataAdapter) -> Iterator[Any]:

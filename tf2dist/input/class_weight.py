@@ -28,7 +28,7 @@ class ClassWeight:
           ValueError: a key that is no class.
         """
         wrong = [key for key in weights if int(key) != key or key < 0]
-        if wrong or not weights:
+        if wrong:
             raise ValueError(f"class_weight must map classes 0, 1, ... to weights, found {weights!r}")
         return cls(tuple(float(weights.get(c, 1.0)) for c in range(int(max(weights)) + 1)))
 

@@ -56,7 +56,7 @@ def make_data_adapter(
             f"tf.distribute.InputContext that returns a Dataset, found {type(data).__name__}; a generator becomes a "
             "Dataset by tf.data.Dataset.from_generator"
         )
-    return adapter if class_weight is None else adapter.map(ClassWeight.of(class_weight))
+    return adapter.map(ClassWeight.of(class_weight)) if class_weight else adapter
 
 
 def _adapt_arrays(data: Any, batch_size: int | None, shuffle: bool, seed: int, steps: int | None) -> Examples:

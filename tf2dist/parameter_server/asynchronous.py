@@ -152,9 +152,11 @@ class AsynchronousDispatcher:
         """Forgets executions that an error has left behind."""
         self._scheduled.clear()
 
-    def evaluate(self, step: TrainStep, data: FiniteDataAdapter) -> Iterator[list[np.ndarray]]:
+    def evaluate(
+        self, step: TrainStep, data: FiniteDataAdapter, *, one_by_one: bool = False
+    ) -> Iterator[tuple[int, list[np.ndarray]]]:
         """See `Dispatcher`."""
-        return self._passes.evaluate(step, data)
+        return self._passes.evaluate(step, data, one_by_one=one_by_one)
 
     def predict(self, step: PredictStep, data: FiniteDataAdapter) -> Iterator[Any]:
         """See `Dispatcher`."""

@@ -30,14 +30,18 @@ class ShardedPass:
         self._functions: dict = {}  # by what they compute, and on what kind of data
         self._sent: tuple[FiniteDataAdapter | None, Any] = None, None  # the data that the workers hold, as iterators
 
-    def evaluate(self, step: TrainStep, data: FiniteDataAdapter) -> Iterator[list[np.ndarray]]:
-        """Yields the metric sums of each shard."""
+    def evaluate(
+        self, step: TrainStep, data: FiniteDataAdapter, *, one_by_one: bool
+    ) -> Iterator[tuple[int, list[np.ndarray]]]:
+        """Yields how many batches each shard has, and their metric sums; `one_by_one`: each batch is a shard."""
 
         def shard_sums(batches, n):
             return wide_sums.repeat(step, lambda: step.evaluate(next(batches)), n), ()
 
-        for _, sums, _ in self._shards("evaluate", shard_sums, data, self._pool.count * _SHARDS_PER_WORKER):
-            yield sums
+        steps = data.steps or 0
+        shards = steps if one_by_one else min(steps, self._pool.count * _SHARDS_PER_WORKER)
+        for number, sums, _ in self._shards("evaluate", shard_sums, data, shards):
+            yield len(range(number, steps, shards)), sums
 
     def predict(self, step: PredictStep, data: FiniteDataAdapter) -> Iterator[Any]:
         """Yields the outputs for each batch, in order: nested arrays f[b, ...]."""

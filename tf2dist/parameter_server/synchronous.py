@@ -133,10 +133,12 @@ class SynchronousDispatcher:
             self._running.hand_out_tokens(counts, STOP + self._round)
         self._running = self._result = None
 
-    def evaluate(self, step: TrainStep, data: FiniteDataAdapter) -> Iterator[list[np.ndarray]]:
+    def evaluate(
+        self, step: TrainStep, data: FiniteDataAdapter, *, one_by_one: bool = False
+    ) -> Iterator[tuple[int, list[np.ndarray]]]:
         """See `Dispatcher`. The workers stop training for it."""
         self.cancel()
-        return self._passes.evaluate(step, data)
+        return self._passes.evaluate(step, data, one_by_one=one_by_one)
 
     def predict(self, step: PredictStep, data: FiniteDataAdapter) -> Iterator[Any]:
         """See `Dispatcher`. The workers stop training for it."""

@@ -20,7 +20,7 @@ from tf2dist.input.make_adapter import make_data_adapter, make_finite_adapter, t
 from tf2dist.parameter_server.options import ParameterServer
 from tf2dist.runtime import session
 from tf2dist.training import evaluator, model_validation
-from tf2dist.training.callbacks import as_list, includes, make_callback_list
+from tf2dist.training.callbacks import as_list, includes, make_callback_list, need_every_batch
 from tf2dist.training.checkpoint import Checkpoint
 from tf2dist.training.loop import TrainingLoop
 from tf2dist.training.prepared_model import prepare
@@ -85,7 +85,9 @@ def fit(
       epochs: the number of the epoch after the last one, as in Keras.
       verbose: 0, 1, 2 or "auto": Keras's progress bar, "auto" on a terminal only.
       callbacks: one or many of Keras, and `tf2dist.Checkpoint`, which goes on where an earlier call was killed. Hooks
-        for a batch fire once an execution, with the number of its last step. In a multi-worker job pass the same in
+        of yours for a batch are called for each batch, at one step an execution; those of a
+        `tf2dist.ExecutionCallback`, or with `steps_per_execution`, once an execution, with the number of its last
+        step. In a multi-worker job pass the same in
         every peer; those that write files do so in the first peer only. In an evaluator task `fit` does not train: it
         evaluates `validation_data` with each checkpoint that the job writes, until that has ended.
       validation_split: fraction of the arrays' rows, the last ones, that is not trained on but is `validation_data`,
@@ -145,12 +147,16 @@ def fit(
         model, callbacks, verbose=verbose, epochs=epochs, steps=announced, add_history=True
     )
 
+    if steps_per_execution is None and need_every_batch(prepared.strategy, callback_list):
+        steps_per_execution = 1
+    one_by_one = validation_data is not None and need_every_batch(prepared.strategy, callback_list, "evaluation")
+
     def validate() -> Any:
         if validation is not None:
-            return prepared.evaluate(validation, callback_list)
+            return prepared.evaluate(validation, callback_list, one_by_one=one_by_one)
         x, y, weights = keras.utils.unpack_x_y_sample_weight(validation_data)
         return model_methods.validate_by_own(
-            model, lambda: prepared.evaluate(adapt_validation(), callback_list),
+            model, lambda: prepared.evaluate(adapt_validation(), callback_list, one_by_one=one_by_one),
             x=x, y=y, sample_weight=weights, batch_size=validation_batch_size or batch_size, verbose=0,
             steps=validation_steps, callbacks=callback_list, return_dict=True,
         )  # fmt: skip
@@ -202,7 +208,9 @@ def evaluate(
     adapter = make_finite_adapter(as_data(x, y, sample_weight), batch_size=batch_size, steps=steps)
     model_validation.check_has_end(adapter, "steps")
     callback_list = _callback_list(model, callbacks, verbose, adapter.announced_steps)
-    logs = prepare(model).evaluate(adapter, callback_list)
+    prepared = prepare(model)
+    one_by_one = need_every_batch(prepared.strategy, callback_list, "evaluation")
+    logs = prepared.evaluate(adapter, callback_list, one_by_one=one_by_one)
     return logs if return_dict else logs_in_order(model, logs)
 
 

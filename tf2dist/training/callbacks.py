@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +12,8 @@ import tensorflow as tf
 
 from tf2dist.runtime import collectives
 
+_log = logging.getLogger("tf2dist")
+
 # They write files, which only one process of a job should do.
 _WRITERS = (
     keras.callbacks.ModelCheckpoint,
@@ -19,6 +22,21 @@ _WRITERS = (
     keras.callbacks.BackupAndRestore,
     keras.callbacks.RemoteMonitor,
 )
+
+
+_BATCH_HOOKS = {
+    "training": ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end"),
+    "evaluation": ("on_test_batch_begin", "on_test_batch_end"),
+}
+
+
+class ExecutionCallback(keras.callbacks.Callback):
+    """A callback whose hooks for a batch are to be called once an execution, not once a batch.
+
+    An execution is one call of a `tf.function` that takes many steps; a hook gets the number of its first batch at the
+    beginning and of its last at the end. For callbacks that look at the time or write a line now and then: others slow
+    training down to one step an execution.
+    """
 
 
 def as_list(callbacks: Any) -> list[keras.callbacks.Callback]:
@@ -75,11 +93,36 @@ def _overrides(callback: keras.callbacks.Callback, hook: str) -> bool:
     return getattr(method, "__func__", method) is not getattr(keras.callbacks.Callback, hook)
 
 
+def need_every_batch(
+    strategy: tf.distribute.Strategy, callbacks: keras.callbacks.CallbackList, what: str = "training"
+) -> bool:
+    """Is a hook to be called for every batch of training or evaluation, so that an execution can take one step only?
+
+    That is so for hooks of the user's. Keras's own go by the number of the batch or by epochs, except
+    `TensorBoard(update_freq="batch")`. All peers of a job get the same answer.
+    """
+    names = [type(c).__name__ for c in callbacks.callbacks if _needs_every_batch(c, _BATCH_HOOKS[what])]
+    if names:
+        _log.info(
+            "%s acts on every batch: %s takes one step an execution (unless it is a tf2dist.ExecutionCallback)",
+            " and ".join(names), what,
+        )  # fmt: skip
+    return b"yes" in collectives.all_gather(strategy, b"yes" if names else b"no")
+
+
+def _needs_every_batch(callback: keras.callbacks.Callback, hooks: Sequence[str]) -> bool:
+    if isinstance(callback, ExecutionCallback):
+        return False
+    if isinstance(callback, keras.callbacks.TensorBoard) and callback.update_freq != "epoch":
+        return True
+    own = [getattr(callback, hook) for hook in hooks if _overrides(callback, hook)]
+    return any(not getattr(hook, "__module__", "").startswith("keras.") for hook in own)
+
+
 def has_batch_hooks(callbacks: keras.callbacks.CallbackList) -> bool:
     """Does any callback but the progress bar do something at the beginning or end of a batch?"""
-    hooks = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
     others = [c for c in callbacks.callbacks if not isinstance(c, keras.callbacks.ProgbarLogger)]
-    return any(_overrides(callback, hook) for callback in others for hook in hooks)
+    return any(_overrides(callback, hook) for callback in others for hook in _BATCH_HOOKS["training"])
 
 
 def includes(callbacks: Sequence[keras.callbacks.Callback], kind: type) -> bool:

@@ -128,16 +128,23 @@ class PreparedModel:
         """The tuner of earlier calls of `fit`, or one that always chooses the given number."""
         return self._tuner if steps_per_execution is None else StepsPerExecutionTuner(steps_per_execution)
 
-    def evaluate(self, data: FiniteDataAdapter, callbacks: keras.callbacks.CallbackList) -> dict[str, Any]:
-        """Loss and metrics over every example of `data`."""
+    def evaluate(
+        self, data: FiniteDataAdapter, callbacks: keras.callbacks.CallbackList, *, one_by_one: bool = False
+    ) -> dict[str, Any]:
+        """Loss and metrics over every example of `data`; `one_by_one`: an execution takes one batch."""
         step = self.train_step(data, "test_step")
+        self.model.stop_evaluating = False
         callbacks.on_test_begin()
         sums, wanted = MetricSums(step), needs_batch_logs(callbacks, "on_test_batch_end")
+        batches = 0
         with model_validation.data_may_run_out():
-            for number, more in enumerate(self.dispatcher.evaluate(step, data)):
-                callbacks.on_test_batch_begin(number)
-                sums.add(more)
-                callbacks.on_test_batch_end(number, sums.logs() if wanted else None)
+            for more, their_sums in self.dispatcher.evaluate(step, data, one_by_one=one_by_one):
+                callbacks.on_test_batch_begin(batches)
+                sums.add(their_sums)
+                batches += more
+                callbacks.on_test_batch_end(batches - 1, sums.logs() if wanted else None)
+                if self.model.stop_evaluating:
+                    break
         logs = sums.logs()
         callbacks.on_test_end(logs)
         return logs
@@ -145,6 +152,7 @@ class PreparedModel:
     def predict(self, data: FiniteDataAdapter, callbacks: keras.callbacks.CallbackList) -> Any:
         """The outputs for every example of `data`, in its order: nested arrays f[n, ...]."""
         self.build(data, "predict_step")
+        self.model.stop_predicting = False
         callbacks.on_predict_begin()
         batches = []
         with model_validation.data_may_run_out():
@@ -152,6 +160,8 @@ class PreparedModel:
                 callbacks.on_predict_batch_begin(number)
                 batches.append(outputs)
                 callbacks.on_predict_batch_end(number, {"outputs": outputs})
+                if self.model.stop_predicting:
+                    break
         callbacks.on_predict_end()
         return tf.nest.map_structure(lambda *arrays: np.concatenate(arrays), *batches)
 

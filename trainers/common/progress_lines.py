@@ -6,6 +6,8 @@ import time
 
 import keras
 
+import tf2dist
+
 
 class EpochLines(keras.callbacks.Callback):
     """Prints a line an epoch: its logs, seconds and examples a second.
@@ -30,7 +32,7 @@ class EpochLines(keras.callbacks.Callback):
         self._say(f"epoch {epoch + 1}/{self._epochs}  {values}  {seconds:.1f} s  {rate:,.0f} examples/s")
 
 
-class StepLines(keras.callbacks.Callback):
+class StepLines(tf2dist.ExecutionCallback):
     """Prints a line every so many updates: step, epoch and batch, cost, accuracy, and speed.
 
     Args:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import keras
 import tensorflow as tf
 
+import tf2dist
 
-class Summaries(keras.callbacks.Callback):
+
+class Summaries(tf2dist.ExecutionCallback):
     """Writes scalars of the logs, and histograms of weights and gradients if the optimizer keeps its gradients.
 
     Args:

@@ -9,7 +9,7 @@ import keras
 import tf2dist
 
 
-class TrainingTimer(keras.callbacks.Callback):
+class TrainingTimer(tf2dist.ExecutionCallback):
     """Measures the seconds from the user's command to the end of the first step, and counts updates.
 
     Args:
