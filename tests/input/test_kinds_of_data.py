@@ -89,6 +89,16 @@ def test_class_weight_times_sample_weight(tf):
     model = made(tf2dist.make_strategy("one"))
     tf2dist.fit(model, (x, y, given), shuffle=False, class_weight={0: 1.0, 1: 2.0, 2: 3.0})
     same(model, theirs)
+    model = made(tf2dist.make_strategy("one"))
+    tf2dist.fit(model, (x, y, given[:, np.newaxis]), shuffle=False, class_weight={0: 1.0, 1: 2.0, 2: 3.0})
+    same(model, theirs)
+
+
+def test_no_class_has_a_weight(tf):
+    model, theirs = (made(tf2dist.make_strategy("one")) for _ in range(2))
+    tf2dist.fit(model, data(), shuffle=False, class_weight={})
+    tf2dist.fit(theirs, data(), shuffle=False)
+    same(model, theirs)
 
 
 @pytest.mark.slow

@@ -132,6 +132,49 @@ def test_hooks_come_in_keras_order(strategy):
     assert ours == with_numbers()
 
 
+@pytest.mark.parametrize("hook", ["on_train_begin", "on_epoch_begin"])
+def test_training_that_is_stopped_before_a_batch_makes_that_batch(tf, hook):
+    """As Keras, which looks after a batch."""
+    found = []
+    for ours in (False, True):
+        model = classifier(OPTIMIZERS["sgd"]())
+        stop = keras.callbacks.LambdaCallback()
+        setattr(stop, hook, lambda *args, model=model, **kwargs: setattr(model, "stop_training", True))
+        arguments = {"batch_size": BATCH, "epochs": 3, "shuffle": False, "verbose": 0, "callbacks": [stop]}
+        history = tf2dist.fit(model, *data(), **arguments) if ours else model.fit(*data(), **arguments)
+        found.append((tf2dist.updates(model), history.epoch, history.history["loss"]))
+    assert found[1][:2] == found[0][:2]
+    assert found[1][2] == pytest.approx(found[0][2], rel=1e-5)
+
+
+def test_metrics_hold_what_was_measured(strategy):
+    """During callbacks and after, as Keras's own fit leaves them."""
+
+    def results(ours):
+        seen = []
+        see = keras.callbacks.LambdaCallback(
+            on_epoch_end=lambda epoch, logs: seen.append(see.model.get_metrics_result()),
+            on_test_begin=lambda logs: seen.append(see.model.get_metrics_result()),
+        )
+        model = classifier(OPTIMIZERS["sgd"]())
+        model.compile(model.optimizer, model.loss, metrics=[keras.metrics.SparseCategoricalAccuracy(name="hits")])
+        arguments = {"batch_size": BATCH, "epochs": 2, "shuffle": False, "verbose": 0, "callbacks": [see]}
+        if ours:
+            tf2dist.fit(model, *data(), **arguments)
+            tf2dist.evaluate(model, *data(), batch_size=5)
+        else:
+            model.fit(*data(), **arguments)
+            model.evaluate(*data(), batch_size=5, verbose=0)
+        return [{name: float(value) for name, value in each.items()} for each in [*seen, model.get_metrics_result()]]
+
+    expected = results(ours=False)
+    with strategy.scope():
+        found = results(ours=True)
+    assert len(found) == len(expected) == 3
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-4)
+
+
 class _Counts(keras.callbacks.Callback):
     def __init__(self):
         super().__init__()

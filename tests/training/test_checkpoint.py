@@ -212,6 +212,49 @@ def test_an_evaluator_follows(tf, tmp_path, monkeypatch, caplog):
     assert list((tmp_path / "evaluation").glob("events*"))
 
 
+def test_a_checkpoint_of_an_earlier_step_is_left_alone(tf, tmp_path, caplog):
+    """What has been trained since is not undone, nor by a second checkpoint that was written less often."""
+    strategy = tf2dist.make_strategy("one")
+    expected, _ = fit(strategy, epochs=4)
+    model, _ = fit(strategy, tf2dist.Checkpoint(tmp_path / "a"), epochs=2)
+    more = {"batch_size": BATCH, "seed": 3}
+    tf2dist.fit(model, data(), initial_epoch=2, epochs=3, **more)
+    tf2dist.fit(model, data(), initial_epoch=3, epochs=4, callbacks=[tf2dist.Checkpoint(tmp_path / "a")], **more)
+    assert f"checkpoint-{2 * STEPS} is of step {2 * STEPS}, and training begins at {3 * STEPS}" in caplog.text
+    both = [
+        tf2dist.Checkpoint(tmp_path / "b", every_steps=1),
+        tf2dist.Checkpoint(tmp_path / "c", every_steps=STEPS + 1),
+    ]
+    with pytest.raises(Killed):
+        fit(strategy, *both, Kill(2 * STEPS))
+    again, _ = fit(strategy, *both)
+    for trained in (model, again):
+        assert tf2dist.updates(trained) == 4 * STEPS
+        for ours, theirs in zip(weights(trained), weights(expected), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_averages_become_the_weights_though_it_was_killed_after_the_last_update(tf, tmp_path):
+    def averaged(*callbacks):
+        model = classifier(keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9))
+        tf2dist.fit(model, data(), batch_size=BATCH, seed=3, callbacks=callbacks)
+        return model
+
+    class KillAtTheEnd(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            raise Killed
+
+    expected = averaged()
+    with pytest.raises(Killed):
+        averaged(tf2dist.Checkpoint(tmp_path, every_steps=STEPS), KillAtTheEnd())
+    ends = [averaged(tf2dist.Checkpoint(tmp_path, every_steps=STEPS))]  # has nothing left to train
+    ends.append(classifier(keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9)))
+    ends[1].load_weights(os.path.join(list_checkpoints(tmp_path)[-1], "model.weights.h5"))
+    for model in ends:
+        for ours, theirs in zip(weights(model), weights(expected), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
 def test_what_trained_nothing_saves_nothing(tf, tmp_path):
     strategy = tf2dist.make_strategy("one")
     fit(strategy, tf2dist.Checkpoint(tmp_path), epochs=2, initial_epoch=3)

@@ -56,6 +56,26 @@ def test_killed_and_started_again(launched, tmp_path, expected, strategy):
             np.testing.assert_allclose(ours, theirs, rtol=2e-3, atol=2e-4)
 
 
+def test_peers_with_steps_and_optimizers_of_their_own(launched, tmp_path):
+    """Callbacks of the first peer alone keep no other waiting; after a restart all peers have all optimizers' state."""
+    ends = {}
+    for name, runs in (("at once", [("3", "-1", 0)]), ("in two", [("3", "4", 1), ("3", "-1", 0)])):
+        out = tmp_path / name
+        out.mkdir()
+        for epochs, last_batch, expected in runs:
+            job = launched(
+                ["--workers=2", "--max_restarts=0"], f"{PROGRAMS}.two_optimizers", str(out), epochs, last_batch
+            )
+            status, error = job.ends("launcher")
+            assert (status != 0) == expected, error
+        ends[name] = [json.loads((out / f"peer-{rank}.json").read_text()) for rank in range(2)]
+    for first, second in ends.values():
+        assert first == second
+    for ours, expected in zip(ends["in two"][0]["state"], ends["at once"][0]["state"], strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-6)
+    assert ends["in two"][0]["loss"][-1] == pytest.approx(ends["at once"][0]["loss"][-1], rel=1e-4)
+
+
 def test_an_evaluator_by_our_launcher(launched, tmp_path):
     """It evaluates what the job saves, last what it ended with, and ends with it."""
     report, logs = tmp_path / "report.json", tmp_path / "logs"

@@ -409,3 +409,66 @@ def test_several_outputs_with_losses_of_layers(strategy, tf):
     assert history.keys() == expected.keys()
     for name in expected:
         np.testing.assert_allclose(history[name], expected[name], rtol=1e-4)
+
+
+def test_compiled_anew_with_the_same_optimizer(tf):
+    """And without a loss, so that nothing else of what `compile` makes is another."""
+
+    class OwnLoss(keras.Model):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            return keras.ops.mean((keras.ops.cast(y, "float32")[:, None] - y_pred) ** 2)
+
+    x, y = data()
+    inputs = keras.Input(x.shape[1:])
+    model = OwnLoss(inputs, keras.layers.Dense(1)(keras.layers.Dense(3, name="frozen")(inputs)))
+    optimizer = keras.optimizers.SGD(0.01)
+    model.compile(optimizer)
+    tf2dist.fit(model, x, y)
+    model.get_layer("frozen").trainable = False
+    model.compile(optimizer)
+    before = model.get_layer("frozen").get_weights(), weights(model)
+    tf2dist.fit(model, x, y)
+    np.testing.assert_array_equal(model.get_layer("frozen").get_weights()[0], before[0][0])
+    assert any(np.any(now != then) for now, then in zip(weights(model), before[1], strict=True))
+
+
+def test_random_numbers_without_a_seed_of_their_own(tf):
+    """They follow from Keras's generator, and are others in each step, also where a step is computed in a scope."""
+
+    class Drops(keras.layers.Layer):
+        def call(self, x):
+            return keras.random.dropout(x, 0.5)
+
+    x, y = data()
+    losses = []
+    for ours in (False, True):
+        keras.utils.set_random_seed(5)
+        inputs = keras.Input(x.shape[1:])
+        dropped = Drops()(inputs)
+        model = keras.Model(inputs, [keras.layers.Dense(1)(dropped), keras.layers.Dense(1)(dropped)])
+        model.compile(keras.optimizers.SGD(0.0), ["mse", "mse"])
+        arguments = {"batch_size": ROWS, "epochs": 4, "shuffle": False, "verbose": 0}
+        fitted = tf2dist.fit(model, x, [y, y], **arguments) if ours else model.fit(x, [y, y], **arguments)
+        losses.append(fitted.history["loss"])
+    assert len(set(losses[0])) == 4
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+
+
+def test_limits_of_trial_runs(tf, monkeypatch):
+    """Keras has them for all programs: KERAS_MAX_EPOCHS and KERAS_MAX_STEPS_PER_EPOCH."""
+    model = classifier(OPTIMIZERS["sgd"]())
+    x, y = data()
+    before = keras.config.max_epochs(), keras.config.max_steps_per_epoch()
+    keras.config.set_max_epochs(2)
+    keras.config.set_max_steps_per_epoch(3)
+    try:
+        history = tf2dist.fit(model, x, y, batch_size=BATCH, epochs=5, validation_data=(x, y))
+        assert history.epoch == [0, 1]
+        assert tf2dist.updates(model) == 6
+        assert len(tf2dist.predict(model, x, batch_size=BATCH)) == 3 * BATCH
+        limited = tf2dist.evaluate(model, x, y, batch_size=BATCH)
+    finally:
+        keras.config.set_max_epochs(before[0])
+        keras.config.set_max_steps_per_epoch(before[1])
+    assert history.history["val_loss"][-1] == pytest.approx(limited[0])
+    assert limited == pytest.approx(tf2dist.evaluate(model, x[: 3 * BATCH], y[: 3 * BATCH], batch_size=BATCH))

@@ -53,7 +53,28 @@ def own_steps(model: keras.Model, batch) -> str | None:
 
 def compile_identity(model: keras.Model) -> tuple:
     """What a call of `compile` has made; other objects after the next call."""
-    return getattr(model, "optimizer", None), model._compile_loss, model._compile_metrics, model.distribute_strategy
+    made = getattr(model, "optimizer", None), model._compile_loss, model._compile_metrics
+    # Without a loss and metrics, and with the same optimizer, only the tracker of the loss is another.
+    return *made, getattr(model, "_loss_tracker", None), model.distribute_strategy
+
+
+def loss_tracker(model: keras.Model) -> keras.metrics.Metric:
+    """The metric that holds the loss of a compiled model."""
+    return model._loss_tracker
+
+
+def all_optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
+    """The optimizer given to `compile` and those that the model and the models in it hold, as one for a generator."""
+    holders = [layer for layer in model._flatten_layers() if isinstance(layer, keras.Model)]
+    held = [value for m in holders for value in (getattr(m, "optimizer", None), *vars(m).values())]
+    for several in [value for value in held if isinstance(value, (list, tuple, dict))]:
+        held += several.values() if isinstance(several, dict) else several
+    return list({id(value): value for value in held if isinstance(value, keras.optimizers.Optimizer)}.values())
+
+
+def restored_variables(model: keras.Model) -> list[keras.Variable]:
+    """All that `load_weights` of a built model may change."""
+    return [*model.variables, *(v for optimizer in all_optimizers(model) for v in optimizer.variables)]
 
 
 def compiled_metrics(model: keras.Model) -> Any:

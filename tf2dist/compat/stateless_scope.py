@@ -26,8 +26,13 @@ class _VariablesScope(keras.StatelessScope):
     that of all its reads, before and after. It does not pass through what was assigned; through a tensor it would.
     """
 
+    def __init__(self, state_mapping) -> None:
+        super().__init__(state_mapping=state_mapping, collect_losses=True)
+        self.updated: dict[int, keras.Variable] = {}
+
     def add_update(self, update) -> None:
         variable, value = update
+        self.updated[id(variable)] = variable
         before = self.get_current_value(variable)
         if variable.trainable and before is not None and value.dtype.is_floating:
             value = _overwritten(tf.convert_to_tensor(before), value)
@@ -47,7 +52,7 @@ class OverlayScope:
     """
 
     def __init__(self, values: Iterable[tuple[keras.Variable, object]], readable: Sequence[keras.Variable]):
-        self.scope = _VariablesScope(state_mapping=list(values), collect_losses=True)
+        self.scope = _VariablesScope(list(values))
         held = {id(v): v._value for v in readable}
         if in_stateless_scope():
             held |= get_stateless_scope().state_mapping
@@ -69,7 +74,6 @@ class OverlayScope:
         """What the variable was at the beginning; None for one that was neither given nor readable."""
         return self._before.get(id(variable))
 
-    def written(self, variables: Iterable[keras.Variable]) -> list[tuple[keras.Variable, Any]]:
-        """Those of `variables` that were written inside, with what was written."""
-        now = [(v, self.value(v)) for v in variables]
-        return [(v, value) for v, value in now if value is not None and value is not self.before(v)]
+    def written(self) -> list[tuple[keras.Variable, Any]]:
+        """The variables that were written inside, also those that no model has, with what was written."""
+        return [(v, self.value(v)) for v in self.scope.updated.values()]

@@ -15,6 +15,7 @@ from tf2dist.compat import global_batch_gradients, global_batch_loss, layer_loss
 from tf2dist.compat import model as keras_model
 from tf2dist.compat.stateless_scope import OverlayScope, in_stateless_scope
 from tf2dist.execution.slice_loss import Fraction, added, quotients, scaled
+from tf2dist.runtime import collectives
 
 
 class _Forward(NamedTuple):
@@ -216,7 +217,7 @@ class CompiledStep:
                 loss, y_pred, others, added_losses = forward()
             states = [scope.value(v) for v in tracked]
             metrics = {id(v) for v in tracked}
-            for variable, value in scope.written(self.model.variables):  # seeds and statistics, held back by the scope
+            for variable, value in scope.written():  # seeds and statistics, held back by the scope
                 if id(variable) not in metrics:
                     variable.assign(value)
         else:
@@ -268,6 +269,17 @@ class CompiledStep:
     def add_sums(self, sums: Sequence, more: Sequence) -> list:
         """See `TrainStep`."""
         return [t + m for t, m in zip(sums, more, strict=True)]
+
+    def set_metrics(self, sums: Sequence[np.ndarray], strategy: tf.distribute.Strategy) -> None:
+        """See `TrainStep`."""
+        variables = [*keras_model.loss_tracker(self.model).variables, *self._metric_variables]
+        is_first_peer = collectives.peers(strategy)[1] == 0
+        for variable, value in zip(variables, sums, strict=True):
+            # What is read is the sum of all replicas' parts.
+            first, *others = strategy.experimental_local_results(variable.value)
+            first.assign(tf.cast(value if is_first_peer else np.zeros_like(value), variable.dtype))
+            for other in others:
+                other.assign(tf.zeros_like(other))
 
     def logs(self, sums: Sequence[np.ndarray]) -> dict[str, Any]:
         """See `TrainStep`."""

@@ -102,6 +102,9 @@ class CustomTrainStep:
         """The later logs."""
         return list(more)
 
+    def set_metrics(self, sums: Sequence[np.ndarray], strategy: tf.distribute.Strategy) -> None:
+        """Nothing to do: the step has updated them."""
+
     def logs(self, sums: Sequence[np.ndarray]) -> dict[str, Any]:
         """The model's metrics if the step returns those, else its last logs."""
         logs = self.model.get_metrics_result()

@@ -48,6 +48,10 @@ class TrainStep(Protocol):
         """The metric sums of two runs of steps together, the later one's second."""
         ...
 
+    def set_metrics(self, sums: Sequence[np.ndarray], strategy: tf.distribute.Strategy) -> None:
+        """Gives the model's metrics the state that these sums are, as after Keras's own step."""
+        ...
+
     def logs(self, sums: Sequence[np.ndarray]) -> dict[str, Any]:
         """What `keras.Model.fit` would log for these sums: the loss, then the metrics by name."""
         ...

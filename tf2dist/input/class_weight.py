@@ -42,4 +42,6 @@ class ClassWeight:
             classes = tf.cast(tf.round(tf.reshape(y, [-1])) if y.dtype.is_floating else tf.reshape(y, [-1]), tf.int64)
         table = tf.constant([*self.weights, 1.0])
         of_class = tf.gather(table, tf.clip_by_value(classes, 0, len(self.weights)))
-        return x, y, of_class if weight is None else of_class * tf.cast(weight, of_class.dtype)
+        if weight is None:
+            return x, y, of_class
+        return x, y, of_class * tf.reshape(tf.cast(weight, of_class.dtype), tf.shape(of_class))  # it may be a column

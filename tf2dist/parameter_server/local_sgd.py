@@ -69,6 +69,12 @@ class LocalSgd:
         optimizer = self._step.model.optimizer
         with OverlayScope(zip(self._fetched.variables, values, strict=True), ()) as scope:
             gradients, sums = self._step.gradients(batch, None)
+        known = {id(v) for v in self._fetched.variables}
+        if unknown := [v.path for v, _ in scope.written() if id(v) not in known]:
+            raise ValueError(
+                f"with local_steps a step changes what the model holds, and this one changes {unknown[0]}: give random "
+                "functions a keras.random.SeedGenerator that the layer holds, or leave local_steps out"
+            )
         trained = [(v, scope.value(v)) for v in self._fetched.variables]
         with keras.StatelessScope(trained) as updated, on_tensors(optimizer):
             optimizer.apply(gradients, self._weights)

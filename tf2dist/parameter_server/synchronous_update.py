@@ -133,7 +133,7 @@ class SynchronousUpdate:
         def contribution(batch, slice_weight):
             with OverlayScope((), self._model.trainable_variables) as scope:
                 fractions, sums = self._step.fractions(batch, slice_weight)
-            written = scope.written(self._model.variables)
+            written = scope.written()
             self._written = [variable for variable, _ in written]
             self._structure = _with_wide_rows(fractions), sums, [value for _, value in written]
             flat = tf.nest.flatten(self._structure, expand_composites=True)

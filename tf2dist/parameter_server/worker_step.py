@@ -37,9 +37,10 @@ class WorkerStep:
         with OverlayScope(fetched, weights) as scope:
             gradients, sums = self._step.gradients(batch, None)
         gradients = self._send(gradients)
-        changed = scope.written(self._model.non_trainable_variables)
+        trained = {id(v) for v in weights}
+        changed = [(v, value) for v, value in scope.written() if id(v) not in trained]
         # Another worker's update since a weight was read is not to be lost.
-        added = [(v, value - tf.convert_to_tensor(scope.before(v))) for v, value in scope.written(weights)]
+        added = [(v, value - tf.convert_to_tensor(scope.before(v))) for v, value in scope.written() if id(v) in trained]
         changed, added = _placed(changed), _placed(added)
         arrived = [t for g in gradients for t in _parts(g)] + [t for _, t in (*changed, *added)]
 

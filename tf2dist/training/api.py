@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
@@ -24,6 +25,8 @@ from tf2dist.training.callbacks import as_list, includes, make_callback_list, ne
 from tf2dist.training.checkpoint import Checkpoint
 from tf2dist.training.loop import TrainingLoop
 from tf2dist.training.prepared_model import prepare
+
+_log = logging.getLogger("tf2dist")
 
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
@@ -110,6 +113,8 @@ def fit(
         does not fit the model, or the loss has become NaN.
     """
     model_validation.check_compiled(model)
+    epochs = _capped(epochs, keras.config.max_epochs(), "epochs") or 0
+    steps_per_epoch = _capped(steps_per_epoch, keras.config.max_steps_per_epoch(), "steps_per_epoch")
     callbacks = as_list(callbacks)
     data = as_data(x, y, sample_weight)
     if validation_split and validation_data is None:
@@ -124,7 +129,8 @@ def fit(
         # Keras unpacks a list here, and nowhere else.
         given = tuple(validation_data) if isinstance(validation_data, list) else validation_data
         size = (validation_batch_size or batch_size) if takes_batch_size(given) else None
-        found = make_finite_adapter(given, batch_size=size, steps=validation_steps)
+        steps = _capped(validation_steps, keras.config.max_steps_per_epoch(), "validation_steps")
+        found = make_finite_adapter(given, batch_size=size, steps=steps)
         model_validation.check_has_end(found, "validation_steps")
         return found
 
@@ -205,6 +211,7 @@ def evaluate(
       ValueError: as `fit`.
     """
     model_validation.check_compiled(model)
+    steps = _capped(steps, keras.config.max_steps_per_epoch(), "steps")
     adapter = make_finite_adapter(as_data(x, y, sample_weight), batch_size=batch_size, steps=steps)
     model_validation.check_has_end(adapter, "steps")
     callback_list = _callback_list(model, callbacks, verbose, adapter.announced_steps)
@@ -238,10 +245,19 @@ def predict(
     Raises:
       ValueError: the data cannot be used or does not fit the model.
     """
+    steps = _capped(steps, keras.config.max_steps_per_epoch(), "steps")
     adapter = make_finite_adapter(as_data(x), batch_size=batch_size, steps=steps)
     model_validation.check_has_end(adapter, "steps")
     callback_list = _callback_list(model, callbacks, verbose, adapter.announced_steps)
     return prepare(model).predict(adapter, callback_list)
+
+
+def _capped(given: int | None, limit: int | None, name: str) -> int | None:
+    """What was given, if it is not beyond the limit of trial runs, as Keras has it (KERAS_MAX_EPOCHS, say)."""
+    if not limit or (given is not None and given <= limit):
+        return given
+    _log.warning("%s is limited to %d by keras.config", name, limit)
+    return limit
 
 
 def _callback_list(model: keras.Model, callbacks: Any, verbose: str | int, steps: int | None) -> Any:

@@ -82,9 +82,16 @@ def history_of(callbacks: keras.callbacks.CallbackList) -> keras.callbacks.Histo
     return next(c for c in callbacks.callbacks if isinstance(c, keras.callbacks.History))
 
 
-def needs_batch_logs(callbacks: keras.callbacks.CallbackList, *hooks: str) -> bool:
-    """Does any callback have one of these hooks of its own? Computing metrics for nobody costs time."""
-    return any(_overrides(callback, hook) for callback in callbacks.callbacks for hook in hooks)
+def needs_batch_logs(
+    strategy: tf.distribute.Strategy, callbacks: keras.callbacks.CallbackList, what: str = "training"
+) -> bool:
+    """Does any callback look at the logs at the end of batches of training or evaluation?
+
+    Computing metrics for nobody costs time. All peers of a job get the same answer: what metrics measure is in all.
+    """
+    hooks = [hook for hook in _BATCH_HOOKS[what] if hook.endswith("_end")]
+    wanted = any(_overrides(callback, hook) for callback in callbacks.callbacks for hook in hooks)
+    return _any_peer(strategy, wanted)
 
 
 def _overrides(callback: keras.callbacks.Callback, hook: str) -> bool:
@@ -107,7 +114,11 @@ def need_every_batch(
             "%s acts on every batch: %s takes one step an execution (unless it is a tf2dist.ExecutionCallback)",
             " and ".join(names), what,
         )  # fmt: skip
-    return b"yes" in collectives.all_gather(strategy, b"yes" if names else b"no")
+    return _any_peer(strategy, bool(names))
+
+
+def _any_peer(strategy: tf.distribute.Strategy, wanted: bool) -> bool:
+    return b"yes" in collectives.all_gather(strategy, b"yes" if wanted else b"no")
 
 
 def _needs_every_batch(callback: keras.callbacks.Callback, hooks: Sequence[str]) -> bool:

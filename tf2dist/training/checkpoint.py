@@ -10,6 +10,7 @@ import contextlib
 import json
 import logging
 import os
+import pickle
 import shutil
 import time
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from typing import Any
 
 import keras
 
+from tf2dist.compat.model import restored_variables
 from tf2dist.compat.optimizers import changes_weights_at_the_end
 from tf2dist.runtime import collectives, session
 from tf2dist.training import checkpoint_files
@@ -64,14 +66,22 @@ class Checkpoint(keras.callbacks.Callback):
         self._saved_step, self._saved_at = 0, 0.0
         self._status: StatusUpdates | None = None
 
-    def begin(self, state: TrainingState) -> SavedProgress | None:
-        """Restores the newest checkpoint into the model; None if there is none. Called by `fit`, in every peer."""
+    def begin(self, state: TrainingState, start: int) -> SavedProgress | None:
+        """Restores the newest checkpoint into the model. Called by `fit`, in every peer.
+
+        Args:
+          state: of the training.
+          start: the global step at which it begins without a checkpoint.
+
+        Returns:
+          What was restored; None if there is no checkpoint, or only one of an earlier step than `start`.
+        """
         self._state, self._writes = state, collectives.peers(state.strategy)[1] == 0
         self._saved_step, self._saved_at = 0, time.monotonic()
         found, step = None, -1
         if self._writes:
             checkpoint_files.discard_unfinished(self.directory)
-            found = self._restore_newest(state)
+            found = self._restore_newest(state, start)
             step = -1 if found is None else found.global_step
             self._status = StatusUpdates(
                 self.directory
@@ -80,14 +90,19 @@ class Checkpoint(keras.callbacks.Callback):
         (step,) = collectives.broadcast(state.strategy, [step])
         if step < 0:
             return None
-        collectives.broadcast_variables(state.strategy, [*state.model.variables, *state.model.optimizer.variables])
+        collectives.broadcast_variables(state.strategy, restored_variables(state.model))
         self._saved_step = int(step)
-        sums = state.zero_sums if found is None else found.metric_sums
-        return SavedProgress(int(step), collectives.broadcast(state.strategy, sums))
+        # Of a model with a step of its own only the first peer knows the logs, and how many there are.
+        told = collectives.all_gather(state.strategy, b"" if found is None else pickle.dumps(found.metric_sums))
+        return SavedProgress(int(step), pickle.loads(told[0]))
 
-    def _restore_newest(self, state: TrainingState) -> SavedProgress | None:
+    def _restore_newest(self, state: TrainingState, start: int) -> SavedProgress | None:
         for path in reversed(checkpoint_files.list_checkpoints(self.directory)):
             try:
+                step = checkpoint_files.step_of(path)
+                if step < start:
+                    _log.warning("%s is of step %d, and training begins at %d: it is not restored", path, step, start)
+                    return None
                 return checkpoint_files.read_checkpoint(state.model, path)
             except (OSError, KeyError, json.JSONDecodeError) as error:
                 _log.warning("tf2dist: %s is damaged (%s); trying the one before", path, error)
@@ -124,8 +139,9 @@ class Checkpoint(keras.callbacks.Callback):
 
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
         if self._state is not None and self._writes:
-            if self._state.has_trained:
-                self.save(again=changes_weights_at_the_end(self._state.model.optimizer))
+            changed = changes_weights_at_the_end(self._state.model.optimizer)
+            if self._state.has_trained or (changed and self._saved_step):
+                self.save(again=changed)
             self._end_status("done")
         self._state = None
 

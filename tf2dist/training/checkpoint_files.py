@@ -31,6 +31,11 @@ def list_checkpoints(directory: str) -> list[str]:
     return [os.path.join(directory, name) for _, name in found]
 
 
+def step_of(path: str) -> int:
+    """The global step of a checkpoint of `list_checkpoints`."""
+    return int(os.path.basename(path).rpartition("-")[2])
+
+
 def write_checkpoint(model: keras.Model, progress: SavedProgress, directory: str) -> str:
     """Writes a checkpoint and returns its path. Readers see all of it or nothing.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from tf2dist.compat.model import forget_initial_epoch, initial_epoch
+from tf2dist.compat.model import forget_initial_epoch, initial_epoch, restored_variables
 from tf2dist.execution.dispatcher import ExecutionResult
 from tf2dist.execution.steps_per_execution import StepsPerExecutionTuner
 from tf2dist.input.data_adapter import DataAdapter
@@ -47,7 +47,7 @@ class TrainingLoop:
         self._steps_per_epoch, self._tuner, self._restores_epoch = steps_per_epoch, tuner, restores_epoch
         self._model, self._dispatcher = prepared.model, prepared.dispatcher
         self._fails_on_nan = fails_on_nan(callbacks.callbacks)
-        self._needs_batch_logs = needs_batch_logs(callbacks, "on_train_batch_end", "on_batch_end")
+        self._needs_batch_logs = needs_batch_logs(prepared.strategy, callbacks)
         # An execution that waits at a worker would not see what a hook for a batch has changed or stopped.
         dispatcher = prepared.dispatcher
         self._max_in_flight = dispatcher.workers if has_batch_hooks(callbacks) else dispatcher.max_in_flight
@@ -83,7 +83,6 @@ class TrainingLoop:
         self._state.set_start(start)
         stream = self._dispatcher.open_stream(self._data, start)
         logs: dict = {}
-        trained = start < epochs * self._steps_per_epoch
         for epoch in range(start // self._steps_per_epoch, epochs):
             callbacks.on_epoch_begin(epoch)
             logs = self._run_epoch(epoch, stream, sums or MetricSums(self._step))
@@ -94,7 +93,7 @@ class TrainingLoop:
             if model.stop_training:
                 break
         self._dispatcher.cancel()
-        if trained:
+        if epochs:  # also if a job before this one has died between its last update and this
             model.optimizer.finalize_variable_values(model.trainable_variables)
         callbacks.on_train_end(logs)
         return history_of(callbacks)
@@ -107,11 +106,11 @@ class TrainingLoop:
         first = initial_epoch(model) or first_epoch
         if self._restores_epoch:  # the first peer has read it from its disk
             (first,) = collectives.broadcast(strategy, [first])
-            collectives.broadcast_variables(strategy, [*model.variables, *model.optimizer.variables])
+            collectives.broadcast_variables(strategy, restored_variables(model))
         start, sums = int(first) * self._steps_per_epoch, None
         for checkpoint in self._checkpoints:
-            found = checkpoint.begin(self._state)
-            if found is not None and found.global_step > start:
+            found = checkpoint.begin(self._state, start)
+            if found is not None:
                 start, sums = found.global_step, MetricSums(self._step)
                 if found.global_step % self._steps_per_epoch:
                     sums.add(found.metric_sums)
@@ -125,10 +124,11 @@ class TrainingLoop:
         step = self._dispatcher.global_step
         finished = step - epoch * self._steps_per_epoch
         # Applied updates count: some steps of an execution that was on a dying worker are missing, and made again.
-        while step < end and not self._model.stop_training:
+        while step < end and not (self._model.stop_training and finished):  # as Keras, which looks after a batch
             finished = self._run_until(end, stream, step, finished)
             step = self._dispatcher.global_step
         logs = sums.logs()
+        sums.set_metrics(self._prepared.strategy)
         if self._dropped_gradients is None:
             return logs
         return logs | {"dropped_gradients": self._dropped_gradients}
@@ -150,8 +150,10 @@ class TrainingLoop:
                 for checkpoint in due:
                     checkpoint.save()
                 due = []
-            while step < end and not (due or lost or model.stop_training) and in_flight < self._max_in_flight:
-                n = self._tuner.next(end - step, self._max_in_flight)
+            while step < end and not (due or lost) and in_flight < self._max_in_flight:
+                if model.stop_training and (finished or in_flight):
+                    break
+                n = 1 if model.stop_training else self._tuner.next(end - step, self._max_in_flight)
                 callbacks.on_train_batch_begin(step - (end - self._steps_per_epoch))
                 with model_validation.data_may_run_out():
                     dispatcher.schedule(self._prepared.train_function, stream, n)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from tf2dist.execution.train_step import TrainStep
 
@@ -26,6 +27,10 @@ class MetricSums:
     def add(self, sums: Sequence[np.ndarray]) -> None:
         """Adds what an execution returned."""
         self.values = self._step.add_sums(self.values, sums)
+
+    def set_metrics(self, strategy: tf.distribute.Strategy) -> None:
+        """Gives the model's metrics the state that these sums are."""
+        self._step.set_metrics(self.values, strategy)
 
     def logs(self) -> dict[str, Any]:
         """The loss and the metrics so far, by name."""

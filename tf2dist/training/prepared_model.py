@@ -135,7 +135,7 @@ class PreparedModel:
         step = self.train_step(data, "test_step")
         self.model.stop_evaluating = False
         callbacks.on_test_begin()
-        sums, wanted = MetricSums(step), needs_batch_logs(callbacks, "on_test_batch_end")
+        sums, wanted = MetricSums(step), needs_batch_logs(self.strategy, callbacks, "evaluation")
         batches = 0
         with model_validation.data_may_run_out():
             for more, their_sums in self.dispatcher.evaluate(step, data, one_by_one=one_by_one):
@@ -146,6 +146,7 @@ class PreparedModel:
                 if self.model.stop_evaluating:
                     break
         logs = sums.logs()
+        sums.set_metrics(self.strategy)
         callbacks.on_test_end(logs)
         return logs
 

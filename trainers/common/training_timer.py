@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 
-import keras
-
 import tf2dist
 
 
