@@ -270,6 +270,8 @@ def sensible(configuration: Configuration) -> Configuration:
         simplest("validation_steps", "validation_freq")
     if c["validation"] != "arrays":
         simplest("validation_batch_size")
+    if c["loss"] == "hinge":  # it looks whether all labels of what it is given are 0 or 1
+        simplest("nan")
     if c["nan"]:
         c["steps_per_execution"] = 1  # as Keras
     elif c["batch_hooks"] or c["stop_at_batch"]:

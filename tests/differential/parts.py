@@ -171,21 +171,21 @@ class AddsLoss(layers.Layer):
         return x
 
 
-class Scaled(keras.Model):
+class Scaled:
     """Its loss is twice that of `compile`."""
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         return 2.0 * super().compute_loss(x, y, y_pred, sample_weight, training=training)
 
 
-class OwnMean(keras.Model):
+class OwnMean:
     """Its loss is a mean of its own."""
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         return ops.mean(ops.square(ops.cast(y, y_pred.dtype) - y_pred)) + sum(self.losses)
 
 
-class Measured(keras.Model):
+class Measured:
     """Holds a metric that it updates where it computes the loss."""
 
     def __init__(self, *args, **kwargs):
@@ -197,7 +197,7 @@ class Measured(keras.Model):
         return super().compute_loss(x, y, y_pred, sample_weight, training=training)
 
 
-class Distilled(keras.Model):
+class Distilled:
     """Learns from soft labels, too, and says nothing of training, as the example of knowledge distillation."""
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, allow_empty=False):
@@ -206,9 +206,14 @@ class Distilled(keras.Model):
         return 0.3 * hard + 0.7 * losses.KLDivergence()(soft, ops.softmax(y_pred / 3.0))
 
 
-_MODELS = {
-    None: keras.Model, "scaled": Scaled, "own_mean": OwnMean, "measured": Measured, "distilled": Distilled
-}  # fmt: skip
+# Beside `keras.Model` and not under it: Keras makes a class functional for good that gets inputs and outputs once.
+_COMPUTE_LOSS = {
+    None: (),
+    "scaled": (Scaled,),
+    "own_mean": (OwnMean,),
+    "measured": (Measured,),
+    "distilled": (Distilled,),
+}
 
 
 def _trunk(c: Mapping[str, Any]) -> list[layers.Layer]:
@@ -338,13 +343,13 @@ def model(c: Mapping[str, Any], eager: bool = False) -> keras.Model:
     Args:
       eager: does Keras run its steps as they are written?
     """
-    base, own = _MODELS[c["compute_loss"]], steps.methods(c)
+    bases, own = (*_COMPUTE_LOSS[c["compute_loss"]], keras.Model), steps.methods(c)
     keras.config.set_dtype_policy(c["dtype"])
     try:
         if c["train_step"] in OWN_MODELS:
             made = steps.own_model(c, _trunk(c))
         elif c["model"].startswith("subclassed"):
-            made = type("Subclassed", (_Subclassed, base), own)(c)
+            made = type("Subclassed", (_Subclassed, *bases), own)(c)
         else:
             inputs, x = _features(c)
             for layer in _trunk(c):
@@ -352,8 +357,7 @@ def model(c: Mapping[str, Any], eager: bool = False) -> keras.Model:
             outputs = [_head(c, name)(x) for name in (("one", "two") if c["model"] in TWO_OUTPUTS else (None,))]
             if c["model"] == "two_outputs_steps":
                 outputs[1] = layers.GlobalMaxPooling1D()(outputs[1])
-            kind = type("Own", (base,), own) if own else base
-            made = kind(inputs, _like_outputs(c, outputs))
+            made = type("Own", bases, own)(inputs, _like_outputs(c, outputs))
     finally:
         keras.config.set_dtype_policy("float32")
     steps.finish(c, made)
