@@ -10,7 +10,7 @@ from tests.jobs import run_program
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
-KINDS = [("async", 1, 1), ("async", 2, 2)]  # of update; servers and workers
+KINDS = [("async", 1, 1), ("async", 2, 2), ("sync", 1, 2)]  # of update; servers and workers
 
 
 @functools.cache
