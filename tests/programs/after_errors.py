@@ -47,7 +47,9 @@ def counts():
         model = keras.Sequential(
             [keras.Input((BATCHES,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")]
         )
-        model.compile(keras.optimizers.SGD(1.0, momentum=0.0), lambda _, outputs: -keras.ops.sum(outputs, axis=-1))
+        # A whole update is under a mutex, which one that is cancelled must not keep.
+        optimizer = keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.0, ema_overwrite_frequency=1)
+        model.compile(optimizer, lambda _, outputs: -keras.ops.sum(outputs, axis=-1))
     return model
 
 
