@@ -38,6 +38,7 @@ def notes(directory, job):
     "job",
     [
         pytest.param(Job(1, 2, ["slow momentum", "local steps"]), id="asynchronous"),
+        pytest.param(Job(1, 1, ["constraint", "wide average", "wide scaled"]), id="written afterwards"),
         pytest.param(Job(2, 1, ["sync", "backup"]), id="synchronous"),
         pytest.param(Job(1, 1, [*MORE, "sync", "backup"]), id="more", marks=pytest.mark.exhaustive),
     ],

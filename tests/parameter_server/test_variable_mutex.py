@@ -1,5 +1,6 @@
 """What an update does under the mutex of its variable, in the graph of one process."""
 
+import keras
 import pytest
 
 from tests.models import OPTIMIZERS, classifier, data
@@ -34,3 +35,49 @@ def test_a_mutex_is_held_from_before_the_first_write_until_after_the_last(tf, na
         held |= {op for op in before(end) & writes if lock in before(op)}
     assert len(writes) == len(weights) + len(state)
     assert held == writes
+
+
+AVERAGED = {"use_ema": True, "ema_overwrite_frequency": 2}
+MORE = {
+    "average": lambda: keras.optimizers.Adam(**AVERAGED),
+    "accumulation": lambda: keras.optimizers.SGD(gradient_accumulation_steps=2),
+    "scaled": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()),
+    "constraint": keras.optimizers.SGD,
+}
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_an_update_that_writes_more_than_its_steps_is_under_one_mutex(tf, name):
+    """All that it writes, also in conditions: else what another worker writes in between is lost."""
+    from tf2dist.parameter_server.variable_mutex import one_update_at_a_time
+
+    model = classifier(MORE[name]())
+    weights = model.trainable_variables
+    if name == "constraint":
+        weights[0].constraint = keras.constraints.UnitNorm()
+    model.train_on_batch(*data())  # makes all variables
+
+    @tf.function
+    def update():
+        with one_update_at_a_time(model.optimizer, weights):
+            model.optimizer.apply([tf.ones(v.shape) for v in weights], weights)
+
+    operations = update.get_concrete_function().graph.get_operations()
+    writes = {op for op in operations if op.type in (*WRITES, "If")}
+    (end,) = (op for op in operations if op.type == "ConsumeMutexLock")
+    assert len(writes) > 1
+    assert {op for op in before(end) & writes if end.inputs[0].op in before(op)} == writes
+
+
+def test_plain_updates_of_workers_overlap(tf):
+    from tf2dist.parameter_server.variable_mutex import one_update_at_a_time
+
+    model = classifier(OPTIMIZERS["adam"]())
+
+    @tf.function
+    def update():
+        with one_update_at_a_time(model.optimizer, model.trainable_variables):
+            tf.zeros([])
+
+    model.train_on_batch(*data())
+    assert "MutexLock" not in [op.type for op in update.get_concrete_function().graph.get_operations()]

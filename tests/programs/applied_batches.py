@@ -28,41 +28,56 @@ from tf2dist.training import checkpoint_files  # noqa: E402
 
 BATCHES, PER_EPOCH, WIDE = 16, 20, 20_000  # so wide a variable is sent by itself
 SYNC = tf2dist.ParameterServer("sync")
+AVERAGED = {"use_ema": True, "ema_momentum": 0.0, "ema_overwrite_frequency": 1}  # the average is the last value
 
 
 class Counts(keras.layers.Layer):
     """Looks rows up by a product, so that a gradient is as large as the variable."""
 
-    def __init__(self, rows, width, embeddings_initializer):
+    def __init__(self, rows, width, embeddings_initializer, embeddings_constraint=None):
         super().__init__()
-        self._shape, self._initializer = (rows, width), embeddings_initializer
+        self._shape, self._initializer, self._constraint = (rows, width), embeddings_initializer, embeddings_constraint
 
     def build(self, input_shape):
-        self.table = self.add_weight(shape=self._shape, initializer=self._initializer)
+        self.table = self.add_weight(shape=self._shape, initializer=self._initializer, constraint=self._constraint)
 
     def call(self, inputs):
         return keras.ops.matmul(keras.ops.one_hot(inputs, self._shape[0]), self.table)
 
 
-class Slow(keras.optimizers.schedules.LearningRateSchedule):
+def slow_one(start, turns=60):
     """1.0, after a while in which a server has begun an update and not ended it."""
+    square = keras.ops.eye(300) * keras.ops.cast(start, "float32")
+    square = keras.ops.fori_loop(0, turns, lambda n, s: 0.0 * keras.ops.matmul(s, s), square)
+    return 1.0 + square[0, 0]
 
+
+class Slow(keras.optimizers.schedules.LearningRateSchedule):
     def __call__(self, step):
-        square = keras.ops.eye(300) * keras.ops.cast(step, "float32")
-        square = keras.ops.fori_loop(0, 60, lambda n, s: 0.0 * keras.ops.matmul(s, s), square)
-        return 1.0 + square[0, 0]
+        return slow_one(step)
+
+
+def slow_constraint(table):
+    """The same table; what is written to it meanwhile is overwritten."""
+    return table * slow_one(table[0, 0], turns=10)
 
 
 def minus_sum(_, outputs):
     return -keras.ops.sum(outputs, axis=-1)
 
 
-def build(momentum=0.0, width=1, layer=Counts, rate=lambda: 1.0):
+def scaled(optimizer):
+    """Loss scaling whose scale doubles at every fourth update."""
+    return keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=2.0**-100, dynamic_growth_steps=4)
+
+
+def build(momentum=0.0, width=1, layer=Counts, rate=lambda: 1.0, constraint=None, wrap=lambda o: o, **options):
     """Both variables are rows of zeros, on different servers if there are several."""
     batches = keras.Input((), dtype="int64")
-    total = keras.layers.Add()([layer(BATCHES, width, embeddings_initializer="zeros")(batches) for _ in range(2)])
+    made = {"embeddings_initializer": "zeros", "embeddings_constraint": constraint}
+    total = keras.layers.Add()([layer(BATCHES, width, **made)(batches) for _ in range(2)])
     model = keras.Model(batches, total)
-    model.compile(keras.optimizers.SGD(rate(), momentum=momentum), minus_sum)
+    model.compile(wrap(keras.optimizers.SGD(rate(), momentum=momentum, **options)), minus_sum)
     return model
 
 
@@ -73,6 +88,9 @@ MODES = {
     "wide momentum": {"width": WIDE, "momentum": 1.0},
     "slow": {"rate": Slow},
     "slow momentum": {"rate": Slow, "momentum": 1.0},
+    "constraint": {"constraint": slow_constraint, "epochs": 20},
+    "wide average": {"width": WIDE, "epochs": 20, **AVERAGED},
+    "wide scaled": {"width": WIDE, "wrap": scaled, "epochs": 20},
     "table": {"layer": keras.layers.Embedding},
     "local steps": {"options": tf2dist.ParameterServer(local_steps=5)},
     "sync": {"options": SYNC, "momentum": 1.0},
@@ -95,8 +113,9 @@ def worker():
 class Kills(keras.callbacks.Callback):
     """Kills worker 1 at random moments; notes after each epoch what is counted and applied, and ends the training."""
 
-    def __init__(self, momentum):
+    def __init__(self, momentum, epochs):
         super().__init__()
+        self._epochs = epochs  # at least
         self._thread = threading.Thread(target=self._kill, daemon=True)
         self._counting = momentum
         self.killed, self.notes = 0, []
@@ -106,7 +125,7 @@ class Kills(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         self.notes.append(self.now(PER_EPOCH * (epoch + 1)))
-        self.model.stop_training = not self._thread.is_alive()
+        self.model.stop_training = epoch + 1 >= self._epochs and not self._thread.is_alive()
 
     def now(self, steps):
         """Steps that were made, updates that are counted, and what is in the variables."""
@@ -143,11 +162,11 @@ class Kills(keras.callbacks.Callback):
             time.sleep(0.5)  # its last update is over
 
 
-def run(mode, options=None, **made):
+def run(mode, options=None, epochs=1, **made):
     options = options or tf2dist.ParameterServer()
     with strategy.scope():
         model = build(**made)
-    noted, directory = Kills(bool(made.get("momentum"))), out / mode.replace(" ", "-")
+    noted, directory = Kills(bool(made.get("momentum")), epochs), out / mode.replace(" ", "-")
     size = 2 if options == SYNC else 1  # an update's slices come from different batches when a worker was lost
     rows = np.arange(size * BATCHES) % BATCHES
     history = tf2dist.fit(

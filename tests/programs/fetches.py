@@ -12,9 +12,7 @@ import tensorflow as tf
 from tensorflow.python.distribute.coordinator.values import RemoteValueImpl
 from tensorflow.python.eager import context
 
-import tf2dist
-from tf2dist import Cluster, Task
-from tf2dist.launch import free_ports
+from tests.programs.in_process import make_strategy
 
 whose, workers = sys.argv[1], int(sys.argv[2])
 _DTYPES = (
@@ -23,15 +21,7 @@ _DTYPES = (
 )
 
 theirs = RemoteValueImpl._copy_to_local
-with free_ports.hold(workers + 2) as ports:
-    chief, ps, *addresses = map("127.0.0.1:{}".format, ports)
-    cluster = Cluster({"chief": (chief,), "ps": (ps,), "worker": tuple(addresses)}, Task("chief", 0))
-servers = [
-    tf.distribute.Server(cluster.spec, job_name=task.job, task_index=task.index, protocol="grpc")
-    for task in cluster.tasks
-    if task.job != "chief"
-]
-strategy = tf2dist.make_strategy("ps", cluster=cluster)
+strategy = make_strategy(workers)
 if whose == "theirs":
     RemoteValueImpl._copy_to_local = theirs
 coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)

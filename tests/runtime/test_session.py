@@ -176,20 +176,30 @@ def test_a_hook_of_the_programs_own_gets_the_error(tmp_path):
     assert found == (2, "seen UsageError 4\n", "")
 
 
+NO_FILE = "{{function_node __wrapped__ReadFile_device_/job:chief/replica:0/task:0/device:CPU:0}} missing; No such file"
+NO_VARIABLE = (
+    "Could not find variable a.\nAdditional GRPC error information from remote target /job:ps/replica:0/task:11"
+)
+
+
 @pytest.mark.parametrize(
-    ("error", "lost", "line"),
+    ("error", "said", "lost", "line"),
     [
-        ("UnavailableError", "ps 0 is gone", "ps 0 is gone (UnavailableError)"),
-        ("InternalError", "ps 0 is gone", "ps 0 is gone (InternalError)"),
-        ("UnavailableError", "", None),
-        ("InvalidArgumentError", "ps 0 is gone", None),
-        ("ResourceExhaustedError", "ps 0 is gone", None),
+        ("UnavailableError", "said", "ps 0 is gone", "ps 0 is gone (UnavailableError)"),
+        ("InternalError", "said", "ps 0 is gone", "ps 0 is gone (InternalError)"),
+        ("UnavailableError", "said", "", None),
+        ("InvalidArgumentError", "said", "ps 0 is gone", None),
+        ("ResourceExhaustedError", "said", "ps 0 is gone", None),
+        ("NotFoundError", NO_FILE, "worker 1 at a:1 is gone", None),  # which was made up for
+        ("FailedPreconditionError", NO_FILE, "chief 1 at a:1 is gone", None),
+        ("NotFoundError", NO_VARIABLE, "ps 1 at a:1 is gone", None),
+        ("NotFoundError", NO_VARIABLE, "ps 11 at a:1 is gone", "ps 11 at a:1 is gone (NotFoundError)"),
     ],
 )
-def test_an_error_of_tensorflow_is_explained_by_a_loss_if_it_can_be(tf, error, lost, line):
+def test_an_error_of_tensorflow_is_explained_by_a_loss_if_it_can_be(tf, error, said, lost, line):
     from tf2dist.runtime import failure_line
 
-    found = failure_line.explain(getattr(tf.errors, error)(None, None, "said"), lambda limit: lost)
+    found = failure_line.explain(getattr(tf.errors, error)(None, None, said), lambda limit: lost)
     assert found == (None if line is None else (1, line))
 
 

@@ -134,8 +134,9 @@ class AsynchronousDispatcher:
 
     def next_result(self) -> ExecutionResult:
         """See `Dispatcher`."""
-        steps, remote = self._scheduled.popleft()
+        steps, remote = self._scheduled[0]
         fetched = self._pool.fetch(remote)
+        self._scheduled.popleft()  # not before: an error leaves it for `cancel`
         if fetched is None:
             result = ExecutionResult(steps, None, 0.0)
         else:
@@ -149,8 +150,16 @@ class AsynchronousDispatcher:
         return result
 
     def cancel(self) -> None:
-        """Forgets executions that an error has left behind."""
-        self._scheduled.clear()
+        """Ends executions that an error has left behind; what they have applied by then counts.
+
+        Raises:
+          TrainingError: workers have not ended them in 90 s. The next call tries again.
+        """
+        if self._scheduled:
+            self._pool.cancel()
+            self._updates.abandon()
+            self._scheduled.clear()
+            self._lost_steps = False
 
     def evaluate(
         self, step: TrainStep, data: FiniteDataAdapter, *, one_by_one: bool = False

@@ -52,6 +52,10 @@ class _UpdatesBySpec:
             self._updates[key] = self._make()
         return self._updates[key]
 
+    def forget(self, update: SynchronousUpdate) -> None:
+        """Makes another one for its kind of batch the next time: its queues are closed, or hold what is left over."""
+        self._updates = {key: known for key, known in self._updates.items() if known is not update}
+
 
 class SynchronousDispatcher:
     """Makes updates of several workers' gradients. A `Dispatcher`."""
@@ -113,8 +117,12 @@ class SynchronousDispatcher:
                 self._pool.schedule(update.work, (stream.batches, stream.worker_numbers, last))
             self._running = update
         self._first = update.number if self._first is None else self._first
-        with _WorkerWatch(self._pool, update, self._needed):
-            *sums, dropped = update.make_updates(tf.constant(steps), tf.constant(self._first, tf.int64))
+        try:
+            with _WorkerWatch(self._pool, update, self._needed):
+                *sums, dropped = update.make_updates(tf.constant(steps), tf.constant(self._first, tf.int64))
+        except BaseException:
+            execution.forget(update)
+            raise
         sums = [t.numpy() for t in sums]
         late = int(dropped) if self._backups else None  # without backups all of them are waited for
         self._result = ExecutionResult(steps, sums, time.perf_counter() - began, late)

@@ -11,6 +11,7 @@ from tf2dist.errors import TrainingError
 
 _LOOK_SECONDS = 0.005  # between two looks whether servers still apply updates
 _SETTLE_SECONDS = 60.0  # for updates that are under way
+_ABANDON_SECONDS = 5.0  # for updates of a training that has failed; one that has itself failed never ends
 
 
 class UpdateCounter:
@@ -20,8 +21,9 @@ class UpdateCounter:
     of its own, when all that the worker sends has come.
 
     With several, each applies its part when one of them has counted the update and told the others. All this is part of
-    the worker's call and is cancelled with it, so a worker that dies just then may leave an update that is counted and
-    applied in part, or not at all. An optimizer's own counters may have missed it too; they are set to this count.
+    the worker's call and is cancelled with it, so a worker that dies just then, or an error that ends the training, may
+    leave an update that is counted and applied in part, or not at all. An optimizer's own counters may have missed it
+    too; they are set to this count.
     """
 
     def __init__(self, strategy: tf.distribute.ParameterServerStrategy):
@@ -89,20 +91,32 @@ class UpdateCounter:
     def settle(self) -> None:
         """Waits until the server has ended the updates that it has begun for workers that are lost.
 
-        Looks twice in a row: an update may have been about to begin.
-
         Raises:
           TrainingError: it has not in a minute.
         """
-        deadline, quiet = time.monotonic() + _SETTLE_SECONDS, 0
-        while quiet < 2:
+        under_way = self._wait(_SETTLE_SECONDS)
+        if under_way:
+            raise TrainingError(
+                f"{self.variable.device} has begun {under_way} updates of workers that are lost, and not ended "
+                f"them in {_SETTLE_SECONDS:.0f} s"
+            )
+
+    def abandon(self) -> None:
+        """Waits for the last updates of a training that has failed, when no worker is at it; then all counts agree."""
+        self._wait(_ABANDON_SECONDS)
+        self.correct_others()
+
+    def _wait(self, limit: float) -> int:
+        """Waits until the server has ended all updates, for up to `limit` seconds; returns how many it has not.
+
+        Looks twice in a row: an update may have been about to begin.
+        """
+        deadline, quiet = time.monotonic() + limit, 0
+        while True:
             under_way = int(self._under_way.numpy()) - self._never_ended
             quiet = 0 if under_way else quiet + 1
-            if time.monotonic() > deadline:
-                raise TrainingError(
-                    f"{self.variable.device} has begun {under_way} updates of workers that are lost, and not ended "
-                    f"them in {_SETTLE_SECONDS:.0f} s"
-                )
+            if quiet == 2 or time.monotonic() > deadline:
+                return under_way
             time.sleep(_LOOK_SECONDS)
 
     def snapshot(self) -> None:

@@ -4,17 +4,22 @@ An optimizer with state reads it, changes it, writes it and then moves the weigh
 workers do so at once, one may write an old square of its gradients between the other's two operations: Adamax and
 RMSprop then divide a large momentum by a square that is almost 0, and training diverges. (TensorFlow 1 had
 `use_locking`, for each operation alone.) The mutex is on the variable's server and costs no message.
+
+Constraints, moving averages, sums of accumulated gradients and scales of losses are written whole, before or after the
+updates of all variables, from what was read: another worker's update in between would be lost. Updates with any of
+these are made one after the other, under one mutex. (Not where a worker has several devices: its replicas meet in the
+middle of an update, and no block of operations is around all of it.)
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import keras
 import tensorflow as tf
 
-from tf2dist.compat.optimizers import variable_key, wrapped_optimizers
+from tf2dist.compat.optimizers import variable_key, wrapped_counters, wrapped_optimizers
 
 
 @contextlib.contextmanager
@@ -30,6 +35,28 @@ def one_worker_at_a_time(optimizer: keras.optimizers.Optimizer) -> Iterator[None
             del vars(each)["update_step"]
 
 
+@contextlib.contextmanager
+def one_update_at_a_time(optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]) -> Iterator[None]:
+    """Inside is a whole update of these variables; one that writes more than the optimizer's steps is under a mutex.
+
+    The mutex is on the current device, and held until all servers have made their parts. In a graph.
+    """
+    if _writes_more_than_steps(optimizer, variables):
+        with _held(f"mutex of {variable_key(optimizer, wrapped_counters(optimizer)[0])}"):
+            yield
+    else:
+        yield
+
+
+def _writes_more_than_steps(optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]) -> bool:
+    optimizers = wrapped_optimizers(optimizer)
+    return (
+        any(o.use_ema or o.gradient_accumulation_steps for o in optimizers)
+        or any(isinstance(o, keras.optimizers.LossScaleOptimizer) for o in optimizers)
+        or any(v.constraint is not None for v in variables)
+    )
+
+
 def _is_one_operation(optimizer: keras.optimizers.Optimizer) -> bool:
     return type(optimizer) is keras.optimizers.SGD and not optimizer.momentum
 
@@ -38,15 +65,25 @@ def _under_mutex(optimizer):
     update_step = optimizer.update_step
 
     def update(gradient, variable, learning_rate):
-        graph = tf.compat.v1.get_default_graph()
-        with tf.device(variable.device):
-            mutex = tf.raw_ops.MutexV2(shared_name=f"mutex of {variable_key(optimizer, variable)}")
-            with tf.control_dependencies([*tf.nest.flatten(gradient, expand_composites=True), learning_rate]):
-                lock = tf.raw_ops.MutexLock(mutex=mutex)  # taken when the gradient is there, not before
-            begin = len(graph.get_operations())
-            with tf.control_dependencies([lock]):
-                update_step(gradient, variable, learning_rate)
-            with tf.control_dependencies(graph.get_operations()[begin:]):
-                tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)  # held until its last use
+        arrived = [*tf.nest.flatten(gradient, expand_composites=True), learning_rate]
+        with tf.device(variable.device), _held(f"mutex of {variable_key(optimizer, variable)}", arrived):
+            update_step(gradient, variable, learning_rate)
 
     return update
+
+
+@contextlib.contextmanager
+def _held(name: str, arrived: Sequence = ()) -> Iterator[None]:
+    """Operations that are made inside run under the mutex of this name, taken when all of `arrived` is there.
+
+    It is on the current device.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    mutex = tf.raw_ops.MutexV2(shared_name=name)
+    with tf.control_dependencies(arrived):
+        lock = tf.raw_ops.MutexLock(mutex=mutex)
+    begin = len(graph.get_operations())
+    with tf.control_dependencies([lock]):
+        yield
+    with tf.control_dependencies(graph.get_operations()[begin:]):
+        tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)  # held until its last use

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tf2dist.cluster.heartbeat import GRACE
+from tf2dist.compat.scheduled_functions import cancel_scheduled
 from tf2dist.compat.strategies import worker_count
+from tf2dist.errors import TrainingError
 from tf2dist.input.batch_slicing import ReplicaSlices
 from tf2dist.input.without_autotune import without_autotune
 from tf2dist.runtime import devices
+
+_CANCEL_SECONDS = GRACE + 30.0  # a worker that does not answer counts as lost before
 
 
 class WorkerPool:
@@ -36,6 +42,8 @@ class WorkerPool:
     def fetch(self, remote) -> list[np.ndarray] | None:
         """Waits for a scheduled function; None if it ended and its result was lost with its worker.
 
+        An error ends all that is scheduled.
+
         Raises:
           tf.errors.OpError: the function failed, or a server is gone.
         """
@@ -44,6 +52,11 @@ class WorkerPool:
         except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError):
             self.raise_failure()  # if it was more than this fetch
             return None
+        except BaseException:
+            # The coordinator would give the error to whatever is scheduled next, once more.
+            with contextlib.suppress(Exception):
+                self.cancel()
+            raise
         # If the worker's thread fails to copy a result, one that waits for it gets none, and no error either
         # (RemoteValueImpl.get in tensorflow/python/distribute/coordinator/values.py).
         return None if fetched is None else [np.asarray(t) for t in tf.nest.flatten(fetched)]
@@ -51,6 +64,19 @@ class WorkerPool:
     def raise_failure(self) -> None:
         """Raises the error of a scheduled function that has failed, if one has."""
         self._coordinator.done()
+
+    def cancel(self) -> None:
+        """Ends all that is scheduled, after an error, and waits until no worker is at it. The error is over then, too.
+
+        Raises:
+          TrainingError: workers are still at it after 90 s.
+        """
+        running = cancel_scheduled(self._coordinator, _CANCEL_SECONDS)
+        if running:
+            raise TrainingError(
+                f"workers run {running} functions of a call that has failed, and have not ended them in "
+                f"{_CANCEL_SECONDS:.0f} s"
+            )
 
     def open_iterators(self, make_dataset: Callable[[], tf.data.Dataset]) -> Any:
         """An iterator on each worker over the dataset that `make_dataset` makes there, as an argument of functions."""

@@ -6,11 +6,14 @@ import keras
 import tensorflow as tf
 
 from tf2dist.compat.model import layers_of
+from tf2dist.compat.optimizers import overwrites_with_gradient
 from tf2dist.compat.stateless_scope import OverlayScope
 from tf2dist.execution.compiled_step import CompiledStep
+from tf2dist.execution.slice_loss import scaled
 from tf2dist.layers.sharded_embedding import ShardedEmbedding
 from tf2dist.parameter_server.fused_transfer import WORKER_STEP_LIMIT, FusedTransfer, nbytes
 from tf2dist.parameter_server.update_counter import UpdateCounter
+from tf2dist.parameter_server.variable_mutex import one_update_at_a_time
 
 
 class WorkerStep:
@@ -27,22 +30,24 @@ class WorkerStep:
         # Of a table that is looked up, a few rows are read and written where it is.
         tables = {id(v) for layer in _lookup_layers(self._model) for v in layer.trainable_variables}
         self._small = [v for v in weights if id(v) not in tables and nbytes(v) <= WORKER_STEP_LIMIT]
-        self._transfer = FusedTransfer(self._small, WORKER_STEP_LIMIT)
+        scaling = isinstance(self._model.optimizer, keras.optimizers.LossScaleOptimizer)
+        self._scales = [self._model.optimizer.dynamic_scale] if scaling else []
+        self._transfer = FusedTransfer([*self._small, *self._scales], WORKER_STEP_LIMIT)
         self._first_server = weights[0].value.device if weights else None
 
     def update(self, batch) -> list[tf.Tensor]:
         """Makes one update on `batch`; returns its metric sums. In a replica's graph on the worker."""
-        weights = self._model.trainable_variables
-        fetched = zip(self._small, self._transfer.fetch(), strict=True)
-        with OverlayScope(fetched, weights) as scope:
+        weights, optimizer = self._model.trainable_variables, self._model.optimizer
+        fetched = self._transfer.fetch()
+        with OverlayScope(zip(self._transfer.variables, fetched, strict=True), weights) as scope:
             gradients, sums = self._step.gradients(batch, None)
-        gradients = self._send(gradients)
+        gradients, scales = self._send(gradients, fetched[len(self._small) :])
         trained = {id(v) for v in weights}
         changed = [(v, value) for v, value in scope.written() if id(v) not in trained]
         # Another worker's update since a weight was read is not to be lost.
         added = [(v, value - tf.convert_to_tensor(scope.before(v))) for v, value in scope.written() if id(v) in trained]
         changed, added = _placed(changed), _placed(added)
-        arrived = [t for g in gradients for t in _parts(g)] + [t for _, t in (*changed, *added)]
+        arrived = [t for g in gradients for t in _parts(g)] + scales + [t for _, t in (*changed, *added)]
 
         def apply():
             for variable, value in changed:  # seeds and statistics
@@ -50,14 +55,23 @@ class WorkerStep:
             for variable, difference in added:
                 variable.value.assign_add(difference)
             # Numbers that only the optimizer needs, and what it computes from them, stay on the server.
-            with tf.device(self._first_server):
-                self._step.apply(gradients)
+            with tf.device(self._first_server), one_update_at_a_time(optimizer, weights):
+                self._step.apply(self._rescaled(gradients, scales))
 
         self._counter.apply(apply, arrived, 1)
         return sums
 
-    def _send(self, gradients) -> list:
-        """The gradients on the devices of their weights, those of small weights together."""
+    def _rescaled(self, gradients, scales) -> list:
+        """Gradients of a loss that had these scales, as if it had those of now, by which Keras divides them."""
+        for variable, scale in zip(self._scales, scales, strict=True):  # another worker's update may have changed it
+            change, weights = variable.value / scale, self._model.trainable_variables
+            gradients = [
+                g if overwrites_with_gradient(v) else scaled(g, change) for g, v in zip(gradients, weights, strict=True)
+            ]
+        return gradients
+
+    def _send(self, gradients, scales) -> tuple[list, list[tf.Tensor]]:
+        """The gradients on the devices of their weights, and the scales; those of small weights together."""
         weights, sent = self._model.trainable_variables, list(gradients)
         small = {id(v) for v in self._small}
         places = [n for n, g in enumerate(gradients) if isinstance(g, tf.Tensor) and id(weights[n]) in small]
@@ -65,10 +79,11 @@ class WorkerStep:
             if n not in places and gradient is not None:
                 with tf.device(weights[n].value.device):
                     sent[n] = _copied(gradient)
-        transfer = FusedTransfer([weights[n] for n in places], WORKER_STEP_LIMIT)
-        for n, gradient in zip(places, transfer.send([gradients[n] for n in places]), strict=True):
+        transfer = FusedTransfer([*(weights[n] for n in places), *self._scales], WORKER_STEP_LIMIT)
+        together = transfer.send([*(gradients[n] for n in places), *scales])
+        for n, gradient in zip(places, together[: len(places)], strict=True):
             sent[n] = gradient
-        return sent
+        return sent, together[len(places) :]
 
 
 def _lookup_layers(model: keras.Model) -> list[keras.Layer]:

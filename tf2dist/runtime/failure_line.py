@@ -18,6 +18,8 @@ _OF_THE_PROGRAM = (
     "AlreadyExistsError", "DataLossError", "InvalidArgumentError", "OutOfRangeError", "PermissionDeniedError",
     "ResourceExhaustedError", "UnimplementedError",
 )  # fmt: skip
+_OF_FILES_TOO = ("FailedPreconditionError", "NotFoundError")  # and of what a task has held that was lost
+_TASK = re.compile(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)")
 _LOSS_TIMEOUT = 0.5  # seconds; TensorFlow may notice the loss of a task before the session does
 
 
@@ -36,7 +38,8 @@ def explain(error: BaseException, wait_for_loss: Callable[[float], str]) -> tupl
         return 2 if isinstance(error, UsageError) else 1, one_line(error)
     if not is_tensorflow_error(error) or _is_of_the_program(error):
         return None
-    if lost := wait_for_loss(_LOSS_TIMEOUT):
+    lost = wait_for_loss(_LOSS_TIMEOUT)
+    if lost and (type(error).__name__ not in _OF_FILES_TOO or _names(str(error), lost)):
         return 1, f"{lost} ({type(error).__name__})"
     if silent := _without_heartbeats(str(error)):
         return 1, f"{silent} has given no sign of life ({type(error).__name__})"
@@ -65,7 +68,12 @@ def _is_of_the_program(error: BaseException) -> bool:
     return type(error).__name__ in _OF_THE_PROGRAM and "context_id" not in str(error)
 
 
+def _names(message: str, lost: str) -> bool:
+    """Whether an error's message names the task that was lost; `lost` begins as "ps 0 at ..."."""
+    return tuple(lost.split()[:2]) in _TASK.findall(message)
+
+
 def _without_heartbeats(message: str) -> str:
     """Returns the tasks whose heartbeats TensorFlow itself has missed, as "worker 1"; empty for other messages."""
     tasks = message.partition("(stopped sending heartbeats)")[2]
-    return ", ".join(f"{job} {index}" for job, index in re.findall(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)", tasks))
+    return ", ".join(f"{job} {index}" for job, index in _TASK.findall(tasks))

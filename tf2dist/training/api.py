@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -175,7 +176,8 @@ def fit(
     try:
         return loop.run(initial_epoch, epochs, None if validation_data is None else validate, validation_freq)
     except BaseException:
-        prepared.dispatcher.cancel()
+        with contextlib.suppress(Exception):  # this error says more; the next call cancels what is left
+            prepared.dispatcher.cancel()
         for callback in callback_list.callbacks:
             if isinstance(callback, Checkpoint):
                 callback.failed()

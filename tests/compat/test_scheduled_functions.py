@@ -1,0 +1,28 @@
+"""What a coordinator does after a function that it has scheduled failed, and how those that run are ended."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.programs import __name__ as PROGRAMS
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
+
+
+def printed(whose):
+    """What `tests.programs.cancelled` prints."""
+    command = [sys.executable, "-m", f"{PROGRAMS}.cancelled", whose]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_upstream_gives_an_error_to_the_next_function_too():
+    """Fails when `tf2dist.compat.scheduled_functions` needs no longer forget it."""
+    assert printed("theirs") == ["InvalidArgumentError", "InvalidArgumentError"]
+
+
+def test_functions_are_ended_and_their_errors_forgotten():
+    """The one that never ends, and the one that waits behind it."""
+    assert printed("ours") == ["InvalidArgumentError", "0", "1", "True 0", "CancelledError CancelledError", "1"]

@@ -1,0 +1,56 @@
+"""A coordinator, its server and a worker in one process: functions that fail, and that never end.
+
+python -m tests.programs.cancelled ours|theirs
+
+It prints what became of the function that was scheduled after one that has failed, and by us also after one that never
+ends.
+"""
+
+import sys
+import time
+
+import tensorflow as tf
+
+from tests.programs.in_process import make_strategy
+from tf2dist.compat.scheduled_functions import cancel_scheduled
+
+whose = sys.argv[1]
+coordinator = tf.distribute.coordinator.ClusterCoordinator(make_strategy(workers=1))
+
+
+@tf.function
+def one():
+    return tf.constant(1)
+
+
+@tf.function
+def fails():
+    tf.debugging.assert_equal(tf.random.uniform([]), 2.0, "too small")
+
+
+@tf.function
+def never_ends():
+    turns = tf.constant(0)
+    while turns >= 0:
+        turns = tf.maximum(turns, tf.cast(tf.random.uniform([]), tf.int32))
+    return turns
+
+
+def attempt(function):
+    try:
+        return function()
+    except tf.errors.OpError as error:
+        return type(error).__name__
+
+
+print(attempt(coordinator.schedule(fails).fetch))
+time.sleep(1)  # the coordinator has heard of it, too
+if whose == "ours":
+    print(cancel_scheduled(coordinator, 60.0))
+print(attempt(lambda: int(coordinator.schedule(one).fetch())))
+if whose == "ours":
+    first, second = coordinator.schedule(never_ends), coordinator.schedule(never_ends)  # one runs, one waits
+    time.sleep(1)
+    print(cancel_scheduled(coordinator, 0.0) > 0, cancel_scheduled(coordinator, 60.0))
+    print(attempt(first.fetch), attempt(second.fetch))
+    print(attempt(lambda: int(coordinator.schedule(one).fetch())))
