@@ -90,6 +90,18 @@ def weighted_data():
     return x, x[:, :3] ** 2, weights_of_rows()
 
 
+def masked_weighted_mean():
+    model = keras.Sequential([keras.Input((LENGTH,), dtype="int32"), _embedding(), layers.Dense(3)])
+    return _compiled(model, losses.MeanSquaredError(reduction="mean_with_sample_weight"))
+
+
+def masked_weighted_data():
+    """The second half of each batch weighs much more than the first."""
+    x = words()
+    y = np.stack([x % 2, x % 3, x % 5], -1).astype(np.float32)
+    return x, y, np.repeat(np.where(np.arange(ROWS) % BATCH < BATCH // 2, 1, 10)[:, None], LENGTH, 1)
+
+
 def everything():
     """Masks and a mean over sample weights in two outputs, a sum in a third, regularizers, losses of layers."""
     x = keras.Input((LENGTH,), dtype="int32")
@@ -325,6 +337,7 @@ CASES = {
     "masks, XLA": (lambda: masks(jit_compile=True), masks_data),  # replicas meet when XLA has computed, not before
     "ignored class": (ignored_class, ignored_class_data),
     "mean with sample weight": (weighted_mean, weighted_data),
+    "masked mean with sample weight": (masked_weighted_mean, masked_weighted_data),
     "everything": (everything, everything_data),
     "own mean": _regression(lambda: own_mean),
     "own mean, weighted": _regression(lambda: own_mean, data=weighted_regression_data),
