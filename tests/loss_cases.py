@@ -245,6 +245,22 @@ def trained_table():
     return model
 
 
+def table_of_two():
+    """Two parts of a loss, one of them over words, that look up equally many rows of one table, and not the same."""
+    tagged, rated = (keras.Input((LENGTH,), dtype="int32", name=n) for n in ("tagged", "rated"))
+    table = layers.Embedding(WORDS, 4, mask_zero=True)
+    rates = layers.Dense(1, name="rates")(layers.GlobalAveragePooling1D()(table(rated)))
+    outputs = {"tags": layers.Dense(3, name="tags")(table(tagged)), "rates": rates}
+    model = keras.Model({"tagged": tagged, "rated": rated}, outputs)
+    return _compiled(model, {"tags": _entropy(), "rates": "mse"}, jit_compile=True)
+
+
+def table_of_two_data():
+    x = words()
+    rates = x.mean(1, keepdims=True).astype(np.float32) / 5
+    return {"tagged": x, "rated": x % (WORDS - 1) + 1}, {"tags": x % 3, "rates": rates}
+
+
 class Endpoint(layers.Layer):
     """Takes labels as inputs and adds the loss itself, as Keras's guides show."""
 
@@ -355,6 +371,7 @@ CASES = {
     "added sum": _adding(sum_of_squares),
     "added values of examples": _adding(squares_of_examples),
     "trained table": (trained_table, masks_data),
+    "table of two, XLA": (table_of_two, table_of_two_data),
     "endpoint": (endpoint, endpoint_data),
     "masked endpoint": (masked_endpoint, masked_endpoint_data),
     "CTC endpoint": (ctc_endpoint, ctc_endpoint_data),
