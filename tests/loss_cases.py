@@ -90,6 +90,18 @@ def weighted_data():
     return x, x[:, :3] ** 2, weights_of_rows()
 
 
+def masked_weighted_mean():
+    model = keras.Sequential([keras.Input((LENGTH,), dtype="int32"), _embedding(), layers.Dense(3)])
+    return _compiled(model, losses.MeanSquaredError(reduction="mean_with_sample_weight"))
+
+
+def masked_weighted_data():
+    """The second half of each batch weighs much more than the first."""
+    x = words()
+    y = np.stack([x % 2, x % 3, x % 5], -1).astype(np.float32)
+    return x, y, np.repeat(np.where(np.arange(ROWS) % BATCH < BATCH // 2, 1, 10)[:, None], LENGTH, 1)
+
+
 def everything():
     """Masks and a mean over sample weights in two outputs, a sum in a third, regularizers, losses of layers."""
     x = keras.Input((LENGTH,), dtype="int32")
@@ -233,6 +245,22 @@ def trained_table():
     return model
 
 
+def table_of_two():
+    """Two parts of a loss, one of them over words, that look up equally many rows of one table, and not the same."""
+    tagged, rated = (keras.Input((LENGTH,), dtype="int32", name=n) for n in ("tagged", "rated"))
+    table = layers.Embedding(WORDS, 4, mask_zero=True)
+    rates = layers.Dense(1, name="rates")(layers.GlobalAveragePooling1D()(table(rated)))
+    outputs = {"tags": layers.Dense(3, name="tags")(table(tagged)), "rates": rates}
+    model = keras.Model({"tagged": tagged, "rated": rated}, outputs)
+    return _compiled(model, {"tags": _entropy(), "rates": "mse"}, jit_compile=True)
+
+
+def table_of_two_data():
+    x = words()
+    rates = x.mean(1, keepdims=True).astype(np.float32) / 5
+    return {"tagged": x, "rated": x % (WORDS - 1) + 1}, {"tags": x % 3, "rates": rates}
+
+
 class Endpoint(layers.Layer):
     """Takes labels as inputs and adds the loss itself, as Keras's guides show."""
 
@@ -325,6 +353,7 @@ CASES = {
     "masks, XLA": (lambda: masks(jit_compile=True), masks_data),  # replicas meet when XLA has computed, not before
     "ignored class": (ignored_class, ignored_class_data),
     "mean with sample weight": (weighted_mean, weighted_data),
+    "masked mean with sample weight": (masked_weighted_mean, masked_weighted_data),
     "everything": (everything, everything_data),
     "own mean": _regression(lambda: own_mean),
     "own mean, weighted": _regression(lambda: own_mean, data=weighted_regression_data),
@@ -342,6 +371,7 @@ CASES = {
     "added sum": _adding(sum_of_squares),
     "added values of examples": _adding(squares_of_examples),
     "trained table": (trained_table, masks_data),
+    "table of two, XLA": (table_of_two, table_of_two_data),
     "endpoint": (endpoint, endpoint_data),
     "masked endpoint": (masked_endpoint, masked_endpoint_data),
     "CTC endpoint": (ctc_endpoint, ctc_endpoint_data),

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 
+import tf2dist
 from tests.conftest import sampled
 from tests.models import OPTIMIZERS, classifier, data
 
@@ -49,6 +50,26 @@ def test_logs_are_those_of_keras(tf, step):
     sums = [s.numpy() for s in tf.function(lambda: step.evaluate((x, y)))()]
     theirs = step.model.evaluate(x, y, batch_size=len(x), verbose=0, return_dict=True)
     assert step.logs(sums) == pytest.approx(theirs, rel=1e-5)
+
+
+def test_losses_of_outputs_are_those_of_keras_in_slices_of_known_size(tf):
+    """Keras counts rows in them where it knows how many there are, and the two slices of a batch differ in that."""
+    x, y = np.random.default_rng(0).normal(size=(2, 16, 3)).astype(np.float32)
+
+    def losses(fit, strategy):
+        with strategy.scope():
+            i, zeros = keras.Input((3,)), {"kernel_initializer": "zeros"}
+            outputs = {n: keras.layers.Dense(3, name=n, **zeros)(i) for n in "ab"}
+            model = keras.Model(i, outputs)
+            model.compile(keras.optimizers.SGD(0.0), "mse")
+        batches = tf.data.Dataset.from_tensor_slices((x, {"a": y, "b": 2 * y})).batch(5, drop_remainder=True)
+        return fit(model, batches).history
+
+    theirs = losses(lambda model, batches: model.fit(batches, verbose=0), tf2dist.make_strategy("one"))
+    ours = losses(tf2dist.fit, tf2dist.make_strategy("mirrored", replicas=2))
+    assert {"a_loss", "b_loss"} < set(theirs)
+    for name, values in theirs.items():
+        np.testing.assert_allclose(ours[name], values, rtol=1e-5, err_msg=name)
 
 
 def test_zero_sums_are_those_of_no_steps(step):

@@ -215,6 +215,26 @@ def test_shards_begin_as_parts_of_one_table(sharded, name):
     np.testing.assert_allclose([p.std() for p in parts], spread, rtol=0.03)
 
 
+class OwnInitializer(keras.initializers.Initializer):
+    """Random numbers by a seed, in a class that Keras does not know."""
+
+    def __init__(self, seed):
+        self.seed = seed
+
+    def __call__(self, shape, dtype=None):
+        return np.random.default_rng(self.seed).normal(size=shape).astype(np.float32)
+
+    def get_config(self):
+        return {"seed": self.seed}
+
+
+def test_shards_by_an_own_initializer_differ(sharded):
+    layer = sharded(6, 2, OwnInitializer(3), shards=2)
+    layer.build()
+    table = layer.get_table()
+    assert not np.isclose(table[0::2], table[1::2]).any()
+
+
 def test_seeds_make_tables_again(sharded):
     def tables(seed):
         normal = keras.initializers.RandomNormal(seed=seed)

@@ -98,6 +98,37 @@ def test_a_late_gradient_of_an_earlier_training_is_dropped(results):
     assert results["weights"]["late 1"] == [[[8.0], [8.0]]]
 
 
+def test_a_batch_is_cut_for_the_workers_that_are_waited_for(tf, monkeypatch):
+    """Two of three gradients make an update, so two slices a batch, of which each worker takes every third."""
+    from tf2dist.input.batch_slicing import ReplicaSlices
+    from tf2dist.input.make_adapter import make_data_adapter
+    from tf2dist.parameter_server import synchronous
+
+    class Pool:
+        """Three workers, all in this process."""
+
+        count, slices = 3, ReplicaSlices()
+
+        def __init__(self, strategy):
+            pass
+
+        def open_iterators(self, make_dataset):
+            made = []
+            for worker in range(self.count):
+                monkeypatch.setattr(synchronous, "this_worker", lambda w=worker: tf.constant(w, tf.int64))
+                made.append(iter(make_dataset()))
+            return made
+
+    monkeypatch.setattr(synchronous, "WorkerPool", Pool)
+    options = tf2dist.ParameterServer("sync", backup_workers=1)
+    dispatcher = synchronous.SynchronousDispatcher(tf2dist.make_strategy("one"), options)
+    x, y = data()
+    stream = dispatcher.open_stream(make_data_adapter((x, y), batch_size=16, shuffle=False), 0)
+    slices = [next(batches) for _ in range(2) for batches in stream.batches]
+    assert [float(weight) for _, weight in slices] == [0.5] * 6
+    np.testing.assert_array_equal(np.concatenate([rows for (rows, _), _ in slices]), x[:48])
+
+
 def test_backup_workers(results):
     """Each update takes the first of two gradients; the other one is late, but for the last that nobody looks for."""
     assert results["updates"]["backup"] == 80

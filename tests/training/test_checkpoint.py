@@ -64,6 +64,27 @@ def test_goes_on_where_it_was(strategy, tmp_path, at):
     assert read_status(tmp_path)[0] == "done"
 
 
+def test_numbers_of_batches_go_on(tf, tmp_path):
+    """In an epoch that was cut in two, hooks are told the numbers of the batches that it still needs."""
+
+    class See(keras.callbacks.Callback):
+        def __init__(self):
+            super().__init__()
+            self.begun, self.ended = [], []
+
+        def on_train_batch_begin(self, batch, logs=None):
+            self.begun.append(batch)
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.ended.append(batch)
+
+    strategy, see = tf2dist.make_strategy("one"), See()
+    with pytest.raises(Killed):
+        fit(strategy, tf2dist.Checkpoint(tmp_path, every_steps=5), Kill(6), epochs=1)
+    fit(strategy, tf2dist.Checkpoint(tmp_path), see, epochs=1)
+    assert see.begun == see.ended == list(range(5, STEPS))
+
+
 def test_a_finished_training_is_not_trained_again(tf, tmp_path):
     strategy = tf2dist.make_strategy("one")
     model, _ = fit(strategy, tf2dist.Checkpoint(tmp_path))

@@ -9,11 +9,12 @@ import tf2dist
 from tests import loss_cases
 from tests.jobs import run_program
 
-QUICK = ("everything", "Dice", "synchronized")
+QUICK = ("everything", "Dice", "synchronized", "masked mean with sample weight")
 # Each kind of loss once; the others of the table are for a look by hand.
 ON_TWO = (
     *(*loss_cases.FEW, "own Loss", "Dice", "own compute_loss", "added values of examples"),
     *("ignored class", "trained table", "synchronized, masked", "unreduced", "Circle, weighted", "masks, XLA"),
+    *("masked mean with sample weight", "table of two, XLA"),
 )
 REPLICAS = {"mirrored 2": ("mirrored", 2), "mirrored 3": ("mirrored", 3), "central": ("central", 2)}
 
