@@ -214,6 +214,7 @@ def test_each_batch_has_its_logs(strategy, caplog):
     np.testing.assert_allclose(again.evaluation, ours.evaluation[-STEPS:], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_callback_of_executions_does_not_slow_training_down(strategy):
     counts = _CountsExecutions()
     fitted(strategy, counts, epochs=20)
@@ -225,6 +226,7 @@ def test_a_callback_of_executions_does_not_slow_training_down(strategy):
     assert [batch for batch, _ in with_steps.training] == [STEPS - 1]
 
 
+@pytest.mark.slow
 def test_board_of_batches_sees_each_batch(strategy, tmp_path):
     seen = []
 
@@ -235,6 +237,7 @@ def test_board_of_batches_sees_each_batch(strategy, tmp_path):
     assert len(seen) < 20 * STEPS
 
 
+@pytest.mark.slow
 def test_a_callback_ends_evaluation_and_prediction(strategy):
     model, _ = fitted(strategy, epochs=1)
 

@@ -233,6 +233,7 @@ def test_an_evaluator_follows(tf, tmp_path, monkeypatch, caplog):
     assert list((tmp_path / "evaluation").glob("events*"))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_an_earlier_step_is_left_alone(tf, tmp_path, caplog):
     """What has been trained since is not undone, nor by a second checkpoint that was written less often."""
     strategy = tf2dist.make_strategy("one")

@@ -12,6 +12,7 @@ from tf2dist.errors import TrainingError
 _LOOK_SECONDS = 0.005  # between two looks whether servers still apply updates
 _SETTLE_SECONDS = 60.0  # for updates that are under way
 _ABANDON_SECONDS = 5.0  # for updates of a training that has failed; one that has itself failed never ends
+_STILL_SECONDS = 1.0  # without a new count, after which no cancelled update is taken to be on its way
 
 
 class UpdateCounter:
@@ -35,6 +36,7 @@ class UpdateCounter:
         self._others: Sequence[tf.Variable] = ()
         self._before: list[int] = []
         self._never_ended = 0
+        self._several_servers = False  # where it is known: when an update was traced
 
     def follow(self, counters: Sequence[tf.Variable]) -> None:
         """Sets the optimizer's counters, which go up by one an update."""
@@ -82,6 +84,7 @@ class UpdateCounter:
             with tf.device(device), tf.control_dependencies(arrived):
                 tf.raw_ops.RemoteCall(target=device, args=inputs, Tout=[tf.int32], f=applied)
             return
+        self._several_servers = True
         with tf.device(device):
             complete = tf.group(*arrived)  # each server tells the one with the counter, which tells all
         with tf.control_dependencies([complete]):
@@ -102,8 +105,17 @@ class UpdateCounter:
             )
 
     def abandon(self) -> None:
-        """Waits for the last updates of a training that has failed, when no worker is at it; then all counts agree."""
+        """Waits for the last updates of a training that has failed, when no worker is at it; then all counts agree.
+
+        Several servers say nothing of what a cancelled call has sent them: their count is to stand still for a second.
+        """
         self._wait(_ABANDON_SECONDS)
+        deadline = time.monotonic() + _ABANDON_SECONDS
+        last, since = self.value, time.monotonic()
+        while self._several_servers and time.monotonic() < min(deadline, since + _STILL_SECONDS):
+            time.sleep(_LOOK_SECONDS)
+            if (now := self.value) != last:
+                last, since = now, time.monotonic()
         self.correct_others()
 
     def _wait(self, limit: float) -> int:
