@@ -15,13 +15,11 @@ import tf2dist
 
 def main(strategy, out: pathlib.Path, steps: int, batch: int, options: tf2dist.ParameterServer) -> None:
     """Trains for `steps` updates and writes when how many of them were made to `out`/coordinator.json."""
-    import keras
-
     from tf2dist.data import synthetic_dataset
     from tf2dist.data.image_batches import scale_pixels
     from trainers.mnist_networks import PRESETS
 
-    class Watch(keras.callbacks.Callback):
+    class Watch(tf2dist.ExecutionCallback):
         points: list[tuple[float, int]] = []  # noqa: RUF012
 
         def on_train_batch_end(self, batch, logs=None):
