@@ -14,11 +14,14 @@ UPDATES = 41
 def pushed_in_tf1(updates):
     """Asynchronous workers; each update waits until the other worker is at one too, so both are under way at the last.
 
+    A worker whose hook has read the step before the other's update came goes on once more, alone.
+
     Returns how many this worker has made, and step and kernel when both have ended.
     """
     tf = tf1.begin()
     server, cluster, _, index = tf1.serve(tf)
-    with tf.control_dependencies([tf1.queue(tf, f"turn-{index}").enqueue(0)]):
+    turn = tf1.queue(tf, f"turn-{index}").enqueue(0)
+    with tf.control_dependencies([turn]):
         both = tf1.queue(tf, f"turn-{1 - index}").dequeue()
     with (
         tf.device(tf.train.replica_device_setter(worker_device=f"/job:worker/task:{index}", cluster=cluster)),
@@ -32,6 +35,7 @@ def pushed_in_tf1(updates):
             session.run(train)
             made += 1
     with tf.Session(server.target) as session:
+        session.run(turn)
         session.run(say)
         session.run(wait)
         return made, *session.run([step, kernel])
@@ -54,7 +58,7 @@ def pushed():
 def test_between_graph_replication(pushed):
     """Every worker pushes its own gradients. Two of TensorFlow 1 that are both under way at the last step overshoot."""
     ((first, step, kernel), (second, _, _)), (updates, _, ours) = pushed
-    assert step == first + second == UPDATES + 1
+    assert UPDATES < step == first + second <= UPDATES + 2
     regression.assert_pushed(kernel, step)
     assert updates == UPDATES
     regression.assert_pushed(ours, UPDATES)
