@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
+from collections.abc import Generator
 
 from tf2dist.system import environment_variables
+
+_shown_on: list[int] = []  # what standard error is, while something else is in its place
+
+
+@contextlib.contextmanager
+def shown_on(descriptor: int) -> Generator[None]:
+    """Inside, what the library logs to standard error goes to this descriptor."""
+    _shown_on.append(descriptor)
+    try:
+        yield
+    finally:
+        _shown_on.remove(descriptor)
 
 
 class _StderrHandler(logging.Handler):
@@ -14,7 +28,9 @@ class _StderrHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            if sys.stderr is not None:
+            if _shown_on:
+                os.write(_shown_on[-1], f"{self.format(record)}\n".encode(errors="replace"))
+            elif sys.stderr is not None:
                 sys.stderr.write(f"{self.format(record)}\n")  # at once: other threads log too
                 sys.stderr.flush()
         except Exception:  # a pipe without a reader, say
