@@ -172,6 +172,16 @@ def test_slurm():
     assert environments.find({**STEP, **tasks}).cluster.task == Task("evaluator", 0)
 
 
+def test_ports_of_two_slurm_jobs_do_not_overlap():
+    """Each has 64, however far the jobs' numbers are apart."""
+    first = [
+        environments.find({**STEP, "SLURM_JOB_ID": str(n)}).cluster.address(Task("worker", 0)) for n in range(1500)
+    ]
+    ports = sorted({int(address.rpartition(":")[2]) for address in first})
+    assert min(b - a for a, b in itertools.pairwise(ports)) == 64
+    assert 15000 <= ports[0] < ports[-1] + 64 <= 32768
+
+
 def test_a_step_of_one_task_is_no_cluster():
     assert environments.find({**STEP, "SLURM_STEP_NUM_TASKS": "1"}).cluster is None
     assert environments.find({"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_PROCID": "0"}).cluster is None  # in a batch script

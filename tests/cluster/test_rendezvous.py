@@ -225,6 +225,16 @@ def test_a_missing_leader(cluster):
     assert str(caught.value) == f"ps 0 waited 0.3 s for chief 0 at {cluster.address(CHIEF)}, which did not come"
 
 
+def test_a_leader_that_came_and_waits_for_others(cluster):
+    waits = background(wait_for_followers, cluster, [PS, WORKER0], 3 * SHORT)
+    with pytest.raises(RendezvousError) as caught:
+        wait_for_leader(cluster.at(PS), CHIEF, 2 * SHORT)
+    where = f"chief 0 at {cluster.address(CHIEF)}"
+    assert str(caught.value) == f"ps 0 waited 0.6 s for {where}, which came and still waits for others"
+    with pytest.raises(RendezvousError):
+        waits.result(DEADLINE)
+
+
 def test_both_say_for_whom_they_wait(cluster, monkeypatch, capfd):
     monkeypatch.setattr(rendezvous, "_QUIET", 0.0)
     with pytest.raises(RendezvousError):

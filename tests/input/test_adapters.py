@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tf2dist import Examples
-from tf2dist.input.batch_slicing import ReplicaSlices, one_slice_an_element
+from tf2dist.input.batch_slicing import ReplicaSlices, one_slice_an_element, slice_bounds
 from tf2dist.input.dataset_adapter import DatasetAdapter
 from tf2dist.input.make_adapter import make_data_adapter
 
@@ -115,6 +115,12 @@ def test_parts_make_up_the_global_batch(feed, tf, kind, total):
         for (x, _), share in mine:
             assert len(x) >= 1
             assert float(share) == pytest.approx(len(x) / len(expected)) or float(share) == 0.0
+
+
+def test_parts_of_no_rows_weigh_nothing(tf):
+    for total in (1, 2):
+        weights = [float(slice_bounds(tf.constant(0), rank, total)[2]) for rank in range(total)]
+        assert weights == [0.0] * total
 
 
 def test_parts_one_by_one(feed):
@@ -262,6 +268,21 @@ def test_processes_that_read_one_dataset_see_one_order(tf, kind):
         first, second = order(held)[:ROWS], order(held)[ROWS : 2 * ROWS]
         assert sorted(first) == sorted(second) == list(range(ROWS))
         assert first != second
+
+
+def test_an_operation_that_gives_elements_as_they_come(tf):
+    """The first of four that are read together is slow: in whatever order the others come, each process has one."""
+
+    def slow_at_first(v):
+        size = tf.cast(v == 0, tf.int32) * 1500 + 1
+        matrix = tf.zeros([size, size])
+        return v + tf.cast(tf.reduce_sum(matrix @ matrix @ matrix), tf.int64)
+
+    numbers = tf.data.Dataset.range(ROWS).map(slow_at_first, num_parallel_calls=4, deterministic=False)
+    data = DatasetAdapter(numbers.prefetch(1).batch(BATCH))  # TensorFlow makes one operation of a map and a batch
+    for held in (data.remote_tensors(), data.shared_tensors(lambda: 7)):
+        (first, *_) = data.training_batches(held, ReplicaSlices(), 0).take(1)
+        assert first.numpy().tolist() == list(range(BATCH))
 
 
 def test_a_dataset_with_seeds_is_read_as_it_is(tf):

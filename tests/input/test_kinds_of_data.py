@@ -94,6 +94,27 @@ def test_class_weight_times_sample_weight(tf):
     same(model, theirs)
 
 
+@pytest.mark.parametrize("given", [None, "rows", "words"])
+def test_class_weight_of_words(tf, given):
+    """Labels [b, t, 1], one a word."""
+    random = np.random.default_rng(3)
+    x = random.normal(size=(8, 5, 4)).astype(np.float32)
+    y = random.integers(0, 3, (8, 5, 1))
+    weights = {None: 1.0, "rows": np.linspace(0, 2, 8)[:, None], "words": np.linspace(0, 2, 40).reshape(8, 5)}[given]
+    of_words = (weights * np.array([1.0, 2.0, 3.0])[y[..., 0]]).astype(np.float32)
+
+    def trained(*data, **options):
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((5, 4)), keras.layers.Dense(3)])
+        model.compile(keras.optimizers.SGD(0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        tf2dist.fit(model, data, batch_size=4, shuffle=False, **options)
+        return model
+
+    theirs = trained(x, y, of_words)
+    sent = {None: (), "rows": (weights[:, 0],), "words": (weights,)}[given] if given else ()
+    same(trained(x, y, *sent, class_weight={0: 1.0, 1: 2.0, 2: 3.0}), theirs)
+
+
 def test_no_class_has_a_weight(tf):
     model, theirs = (made(tf2dist.make_strategy("one")) for _ in range(2))
     tf2dist.fit(model, data(), shuffle=False, class_weight={})

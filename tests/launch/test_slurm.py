@@ -41,6 +41,12 @@ def test_the_script():
     )
 
 
+def test_names_with_blanks():
+    lines = script("--output=my runs/%j.out", program=("my train.py",))
+    assert "#SBATCH --job-name='my train'" in lines
+    assert "#SBATCH --output='my runs/%j.out'" in lines
+
+
 def test_hosts_are_nodes():
     lines = script("--hosts=n1,n2:2", "--port=7000", "--start_timeout=9")
     assert {"#SBATCH --nodelist=n1,n2", "#SBATCH --nodes=2", "#SBATCH --ntasks=3"} <= set(lines)

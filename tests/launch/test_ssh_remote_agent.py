@@ -48,6 +48,14 @@ def far(tmp_path, monkeypatch):
             pipe.close()
 
 
+def test_a_directory_that_cannot_be_entered(far, tmp_path):
+    """Nothing runs elsewhere, where a log of its would be another one."""
+    gone = str(tmp_path / "gone")
+    process = far({"directory": gone, "program": ["json.tool"], "env": {}})
+    assert process.wait(DEADLINE) == 1
+    assert process.stderr.read() == f"launch: {socket.gethostname()} cannot go to {gone}: No such file or directory\n"
+
+
 @pytest.mark.parametrize("shell", [*filter(shutil.which, ["sh", "bash", "zsh", "fish", "tcsh"])])
 def test_any_login_shell(far, tmp_path, shell):
     """Words arrive as they are: quotes, spaces, line ends; and the program may be a module of the user's directory."""

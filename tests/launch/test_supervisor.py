@@ -69,6 +69,7 @@ def test_lines_are_seen_when_they_are_written(start):
         ("sys.exit('a reason')", 1, "with status 1"),
         ("os.kill(os.getpid(), signal.SIGKILL)", 137, "killed by SIGKILL"),
         ("os.abort()", 134, "killed by SIGABRT"),
+        ("os.kill(os.getpid(), 40)", 168, "killed by signal 40"),  # a real-time signal has no name
         ("sys.exit(2)", 2, "with status 2"),
     ],
 )
@@ -110,6 +111,35 @@ def test_what_ignores_sigterm_is_killed_after_the_grace(run):
     """
     status, out, _ = run(code, "--workers=2", "--grace=0.5")
     assert (status, out) == (5, "[worker 0] got SIGTERM\n")
+
+
+def test_a_full_disk_under_the_output_is_said_where_it_can_be(start):
+    with open("/dev/full", "wb") as full:
+        status, _, err = start("print('hello'); time.sleep(1000)", "--workers=2", stdout=full).finish()
+    assert (status, err) == (1, "launch: the output cannot be written: No space left on device\n")
+
+
+def test_a_time_limit_of_months(run):
+    assert run("print('hello')", f"--timeout={90 * 86400}") == (0, "[worker 0] hello\n", "")
+
+
+def test_the_launcher_is_killed_before_it_has_read_an_event(start, tmp_path):
+    """Its helper ends what a task of the job has started, too."""
+    code = """
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], start_new_session=True)
+    print(me, "pid", os.getpid())
+    wait_for(me)
+    os.kill(os.getpid(), signal.SIGKILL)
+    """
+    job = start(code, "--workers=2")
+    found = pids(job.until(" pid ", times=2))
+    os.kill(job.process.pid, signal.SIGSTOP)
+    (tmp_path / "worker 1").touch()
+    while pathlib.Path(f"/proc/{found['worker 1']}").exists() and state(found["worker 1"]) != "Z":
+        time.sleep(0.01)
+    time.sleep(0.3)  # for the helper's event, which nobody reads
+    os.kill(job.process.pid, signal.SIGKILL)
+    assert job.all_gone()
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

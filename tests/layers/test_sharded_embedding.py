@@ -306,6 +306,11 @@ def test_regularizers_and_constraints(sharded, table):
         ({"embeddings_initializer": "orthogonal"}, "makes a matrix as a whole"),
         ({"embeddings_regularizer": "orthogonal_regularizer"}, "not the sum of those of its shards"),
         ({"embeddings_constraint": "unit_norm"}, "looks at rows together"),
+        (
+            {"embeddings_constraint": {"class_name": "MaxNorm", "config": {"max_value": 100.0}}},
+            "looks at rows together",
+        ),
+        ({"embeddings_constraint": {"class_name": "MaxNorm", "config": {"max_value": 0.01}}}, "looks at rows together"),
     ],
     ids=str,
 )

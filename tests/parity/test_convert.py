@@ -103,11 +103,11 @@ def test_training_goes_on(tf, tmp_path, preset):
     np.testing.assert_allclose(logits(model), theirs, rtol=2e-3, atol=2e-3)
 
 
-def momentum_in_tf1(directory):
+def slots_in_tf1(directory, optimizer, options):
     tf = tf1.begin()
     x, y = (tf.constant(part) for part in regression.batch(0))
     step = tf.train.get_or_create_global_step()
-    optimizer = tf.train.MomentumOptimizer(0.05, 0.9)
+    optimizer = getattr(tf.train, optimizer)(**options)
     train = optimizer.minimize(regression.tf1_loss(tf, x, y), global_step=step)
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
@@ -119,18 +119,56 @@ def momentum_in_tf1(directory):
         return session.run(tf.trainable_variables())
 
 
-def test_momentum_goes_on(tf, tmp_path):
-    """TensorFlow 1 kept sums of gradients, Keras keeps steps."""
+SLOTS = {
+    # TensorFlow 1 kept sums of gradients, Keras keeps steps.
+    "momentum": (
+        ("MomentumOptimizer", {"learning_rate": 0.05, "momentum": 0.9}),
+        lambda: keras.optimizers.SGD(0.05, momentum=0.9),
+    ),
+    "centered": (
+        (
+            "RMSPropOptimizer",
+            {"learning_rate": 0.01, "decay": 0.8, "momentum": 0.9, "epsilon": 1e-3, "centered": True},
+        ),
+        lambda: keras.optimizers.RMSprop(0.01, rho=0.8, momentum=0.9, epsilon=1e-3, centered=True),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SLOTS)
+def test_slots_go_on(tf, tmp_path, name):
+    """The optimizer's own variables, in TensorFlow 1's words."""
     import tf2dist
 
-    theirs = alone(momentum_in_tf1, str(tmp_path))
-    regression.model(keras.optimizers.SGD(0.05, momentum=0.9)).save(tmp_path / "empty.keras")
+    there, here = SLOTS[name]
+    theirs = alone(slots_in_tf1, str(tmp_path), *there)
+    regression.model(here()).save(tmp_path / "empty.keras")
     assert main([str(tmp_path), str(tmp_path / "m.keras"), f"--model={tmp_path / 'empty.keras'}"]) == 0
     with tf2dist.make_strategy("one").scope():
         model = keras.saving.load_model(tmp_path / "m.keras")
     x, y = regression.batch(0)
     tf2dist.fit(model, (x, y), batch_size=len(x), steps_per_epoch=STEPS)
     regression.assert_close(regression.weights(model), theirs)
+
+
+def averaged():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, name="dense")])
+    model.compile(keras.optimizers.SGD(use_ema=True), "mse")
+    return model
+
+
+def test_averages_that_are_not_there_begin_at_the_weights(tf, tmp_path, capsys):
+    """An average that began at zero, or at the untrained weights, would overwrite what was trained."""
+    kernel, average, bias = np.full((3, 2), 2.0, np.float32), np.full((3, 2), 1.5, np.float32), np.float32([3, 4])
+    values = {
+        "dense__kernel": kernel, "dense__kernel__ExponentialMovingAverage": average, "dense__bias": bias,
+    }  # fmt: skip
+    model = converted(tmp_path, written(tf, tmp_path / "c" / "m", **values), "tests.parity.test_convert:averaged")
+    assert "dense/bias  the optimizer's average begins at the weights" in capsys.readouterr().out
+    assert [v.path for v in model.trainable_variables] == ["dense/kernel", "dense/bias"]
+    averages = [v.numpy() for v in model.optimizer._model_variables_moving_average]
+    np.testing.assert_array_equal(averages[0], average)
+    np.testing.assert_array_equal(averages[1], bias)
 
 
 def converted(tmp_path, source, model, *options):

@@ -77,6 +77,22 @@ except ValueError:
     assert python(WRITE + code) == (0, "", "outer\nafter\n")
 
 
+def test_what_the_library_logs_is_shown_at_once():
+    """A lost peer ends the process at once, wherever it is: nobody would show the reason later."""
+    code = """
+import logging
+from tf2dist.runtime import logging_setup
+logging_setup.log_to_stderr()
+with tensorflow_import.held_back_stderr():
+    write()
+    logging.getLogger("tf2dist").error("worker 1 is lost")
+    with tensorflow_import.held_back_stderr():
+        logging.getLogger("tf2dist").error("worker 2 is lost")
+        os._exit(1)
+"""
+    assert python(WRITE + code) == (1, "", "worker 1 is lost\nworker 2 is lost\n")
+
+
 def test_no_descriptor_is_left_open():
     before = os.listdir("/proc/self/fd")
     for error in (None, ValueError):

@@ -167,11 +167,13 @@ def wait_for_leader(cluster: Cluster, leader: Task, limit: float = START_TIMEOUT
     deadline = time.monotonic() + limit
     next_log = time.monotonic() + _QUIET
     greetings: queue.SimpleQueue[_Caller] = queue.SimpleQueue()
+    came = False
     with _listen(cluster) as listener:
         listener.settimeout(0.05)
         while True:
             if time.monotonic() > deadline:
-                raise RendezvousError(f"{cluster.task} waited {limit:g} s for {where}, which did not come")
+                what = "which came and still waits for others" if came else "which did not come"
+                raise RendezvousError(f"{cluster.task} waited {limit:g} s for {where}, {what}")
             if (
                 time.monotonic() > next_log and cluster.task != leader
             ):  # else its parent process leads, and logs for whom it waits
@@ -184,8 +186,11 @@ def wait_for_leader(cluster: Cluster, leader: Task, limit: float = START_TIMEOUT
                 threading.Thread(target=_receive_greeting, args=arguments, daemon=True).start()
             while not greetings.empty():
                 connection = _answer(cluster, leader, *greetings.get())
-                if connection and _receives_go(connection, deadline):
+                if connection is None:
+                    continue
+                if _receives_go(connection, deadline):
                     return connection
+                came = time.monotonic() > deadline
 
 
 def check_port_free(cluster: Cluster) -> None:

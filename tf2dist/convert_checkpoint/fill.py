@@ -99,16 +99,21 @@ def fill(
         lines.append(f"{path}  {list(place.shape)}  <- {name}  by {pair.why}{other}")
     if averages and not any(name.endswith(f"/{_AVERAGE}") for name in used):
         raise ConvertError(f"the checkpoint {prefix} has no moving averages: no variable there ends in /{_AVERAGE}")
+    begin_at_weights: list[tuple[Any, Any]] = []
     for slot, kept in _kept(model):
         for path, pair in matches.items():
             name = f"{pair.name}/{slot}"
             if not all(id(v) in kept for v in places[path].variables):
                 continue
+            into = [kept[id(v)] for v in places[path].variables]
+            if checkpoint.shapes.get(name) != places[path].shape and slot == _AVERAGE:
+                begin_at_weights += zip(into, places[path].variables, strict=True)
+                lines.append(f"{path}  the optimizer's average begins at the weights: there is no {name} of its shape")
+                continue
             if checkpoint.shapes.get(name) != places[path].shape:
                 lines.append(f"{path}  the optimizer's begins anew: there is no {name} of its shape")
                 continue
             used.add(name)
-            into = [kept[id(v)] for v in places[path].variables]
             todo.append((places[path], into, read(name, path), slot))
             lines.append(f"{path}  the optimizer's  <- {name}")
     optimizer = getattr(model, "optimizer", None)
@@ -123,6 +128,8 @@ def fill(
         if slot == "Momentum":  # TensorFlow 1 kept the sum of gradients, Keras what it adds to the weights
             array = array * -float(model.optimizer.learning_rate.numpy())  # of the step that comes next
         place.put(array, into)
+    for average, variable in begin_at_weights:
+        average.assign(variable)
     for path, pair in matches.items():
         if path not in tables and pair.name in checkpoint.partitions:
             parts = checkpoint.partitions[pair.name]
@@ -180,6 +187,10 @@ def _kept(model: keras.Model) -> Iterator[tuple[str, dict[int, Any]]]:
         keras.optimizers.Adagrad: [("_accumulators", "Adagrad")],
         keras.optimizers.RMSprop: [("_velocities", "RMSProp"), ("_momentums", "RMSProp_1")],
     }
+    if getattr(optimizer, "centered", False):  # TensorFlow 1 made its slots in this order
+        known[keras.optimizers.RMSprop] = [
+            ("_velocities", "RMSProp"), ("_average_gradients", "RMSProp_1"), ("_momentums", "RMSProp_2")
+        ]  # fmt: skip
     pairs = next((pairs for kind, pairs in known.items() if isinstance(optimizer, kind)), [])
     for attribute, slot in [*pairs, ("_model_variables_moving_average", _AVERAGE)]:
         kept = getattr(optimizer, attribute, None)

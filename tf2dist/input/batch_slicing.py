@@ -42,7 +42,7 @@ def slice_bounds(size, rank, total: int):
     """
     size, rank = tf.cast(size, tf.int64), tf.cast(rank, tf.int64)
     low, high = size * rank // total, size * (rank + 1) // total
-    weight = tf.cast(high - low, tf.float32) / tf.cast(size, tf.float32)
+    weight = tf.math.divide_no_nan(tf.cast(high - low, tf.float32), tf.cast(size, tf.float32))  # 0 of no rows
     low = tf.minimum(low, size - 1)
     return low, tf.maximum(high, low + 1), weight
 

@@ -33,15 +33,23 @@ class ClassWeight:
         return cls(tuple(float(weights.get(c, 1.0)) for c in range(int(max(weights)) + 1)))
 
     def __call__(self, *batch):
-        x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
+        x, labels, weight = keras.utils.unpack_x_y_sample_weight(batch)
+        y = labels
         if not hasattr(y, "shape"):
             raise ValueError("class_weight is for models with one output, whose labels are one array of classes")
         if y.shape.rank and y.shape.rank > 1 and y.shape[-1] != 1:
             classes = tf.argmax(y, axis=-1)
         else:
-            classes = tf.cast(tf.round(tf.reshape(y, [-1])) if y.dtype.is_floating else tf.reshape(y, [-1]), tf.int64)
+            y = tf.squeeze(y, -1) if y.shape.rank and y.shape.rank > 1 else y
+            classes = tf.cast(tf.round(y) if y.dtype.is_floating else y, tf.int64)
         table = tf.constant([*self.weights, 1.0])
         of_class = tf.gather(table, tf.clip_by_value(classes, 0, len(self.weights)))
         if weight is None:
-            return x, y, of_class
-        return x, y, of_class * tf.reshape(tf.cast(weight, of_class.dtype), tf.shape(of_class))  # it may be a column
+            return x, labels, of_class
+        weight, words = tf.cast(weight, of_class.dtype), of_class.shape.rank
+        if words is not None and weight.shape.rank is not None and weight.shape.rank < words:
+            # A weight of each example, whose words have classes.
+            weight = weight[(..., *[tf.newaxis] * (words - weight.shape.rank))]
+        else:
+            weight = tf.reshape(weight, tf.shape(of_class))  # it may be a column
+        return x, labels, of_class * weight

@@ -92,7 +92,7 @@ class DatasetAdapter:
             graph = DatasetGraph(self.dataset)
         except (tf.errors.OpError, ValueError):  # of more than 2 GB, say
             return None
-        return graph if graph.lacks_seeds else None
+        return graph if graph.may_differ else None
 
     def element_spec(self):
         """See `DataAdapter`."""

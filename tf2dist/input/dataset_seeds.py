@@ -1,7 +1,8 @@
-"""The graph of a `tf.data.Dataset`, with a seed for whatever is random in it and has none.
+"""The graph of a `tf.data.Dataset`, in one order: with a seed for whatever is random in it and has none.
 
 Several processes that read one dataset together must see the same order. TensorFlow draws a seed for each process
-where none is given, as in `dataset.shuffle(1000)`.
+where none is given, as in `dataset.shuffle(1000)`; and an operation with `deterministic=False` gives elements as they
+come, whatever the dataset's options say.
 """
 
 from __future__ import annotations
@@ -43,14 +44,16 @@ class DatasetGraph:
         return any(node.op in _PYTHON for _, nodes in self._bodies() for node in nodes)
 
     @property
-    def lacks_seeds(self) -> bool:
+    def may_differ(self) -> bool:
         """Would two processes that read it see different things?"""
-        return any(True for _ in self._unseeded(self._graph))
+        return any(True for found in (self._unseeded, self._unordered) for _ in found(self._graph))
 
     def seeded(self, seed: int) -> tf.Tensor:
         """The graph as string[], with seeds that follow from this one where there are none."""
         graph = tf.compat.v1.GraphDef()
         graph.CopyFrom(self._graph)
+        for node in self._unordered(graph):
+            node.attr["deterministic"].s = b"true"
         numbers = random.Random(seed)
         for body, node in list(self._unseeded(graph)):
             seeds = [numbers.randrange(1, 1 << 31) for _ in range(2)]
@@ -71,6 +74,11 @@ class DatasetGraph:
         yield graph, graph.node
         for function in graph.library.function:
             yield function, function.node_def
+
+    def _unordered(self, graph) -> Iterator[Any]:
+        """Nodes of operations that were made with `deterministic=False`."""
+        for _, nodes in self._bodies(graph):
+            yield from (n for n in nodes if "deterministic" in n.attr and n.attr["deterministic"].s == b"false")
 
     def _unseeded(self, graph) -> Iterator[tuple[Any, Any]]:
         """Nodes that draw a seed of their own, with the graph or function that they are in."""

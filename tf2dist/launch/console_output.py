@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 from collections import deque
@@ -20,7 +21,7 @@ class OutputQueue:
     """
 
     def __init__(self) -> None:
-        self.broken = False  # is the reader of stdout or stderr gone?
+        self.error: OSError | None = None  # why stdout or stderr cannot be written any more
         self._waiting: deque[tuple[int, bytearray]] = deque()
         self._size = 0
         self._unfinished: object = None  # the source whose last line ended in a carriage return
@@ -35,7 +36,7 @@ class OutputQueue:
 
     def add(self, fd: int, data: bytes, source: object = None) -> None:
         """Appends whole lines of `source`, or one that ends in a carriage return, which the next will overwrite."""
-        if not data or self.broken:
+        if not data or self.error:
             return
         if self._unfinished not in (None, source):
             data = b"\n" + data
@@ -54,7 +55,7 @@ class OutputQueue:
     def write_some(self, fd: int, events: int) -> None:
         """Writes as much as a pipe takes now; called with what `poll` returned."""
         if events & (select.POLLERR | select.POLLHUP):
-            return self.discard()
+            return self.discard(BrokenPipeError(errno.EPIPE, "nobody reads it any more"))
         if not events & select.POLLOUT or not self._waiting or self._waiting[0][0] != fd:
             return None
         data = self._waiting[0][1]
@@ -62,17 +63,17 @@ class OutputQueue:
             written = os.write(fd, data[: select.PIPE_BUF])
         except BlockingIOError:  # someone who shares the descriptor made it non-blocking
             return None
-        except OSError:
-            return self.discard()
+        except OSError as error:
+            return self.discard(error)
         del data[:written]
         self._size -= written
         if not data:
             self._waiting.popleft()
         return None
 
-    def discard(self) -> None:
-        """Drops what waits, and everything that is added later."""
-        self.broken = True
+    def discard(self, error: OSError) -> None:
+        """Drops what waits, and everything that is added later; `error` says why it cannot be written."""
+        self.error = error
         self._waiting.clear()
         self._size = 0
 

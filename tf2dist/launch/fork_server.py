@@ -64,7 +64,10 @@ class ForkServer:
 
     def _handle_command(self) -> dict[str, Any] | None:
         """Reads a command and carries it out; returns the task in a forked child, else None."""
-        message, fds, _, _ = socket.recv_fds(self.control, 4096, 3)
+        try:
+            message, fds, _, _ = socket.recv_fds(self.control, 4096, 3)
+        except ConnectionError:  # the launcher was killed before it had read our last event
+            message, fds = b"", []
         command: dict[str, Any] = json.loads(message) if message else {"end": LAST_GRACE}
         if "fork" in command:
             return self._fork(command["fork"], *fds)

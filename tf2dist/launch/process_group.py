@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
 import select
@@ -28,6 +29,7 @@ from tf2dist.system import linux
 
 _MARK = "TF2DIST_JOB"  # in the environment of everything that a group starts
 _FORK_SERVER_GRACE = 10.0  # seconds past the last deadline after which the fork server itself is killed
+_LONGEST_POLL = 86400.0  # seconds; poll takes milliseconds of 32 bits
 _RESTART_DELAY = 1.0  # seconds before a failed worker is started again
 _WHOLE_PIPE = 1 << 20  # bytes; more than a pipe holds, so one read empties it
 
@@ -102,13 +104,14 @@ class ProcessGroup:
         poll.register(pipe.fd, select.POLLIN)
         if self._alive:
             poll.register(self._server.control, select.POLLIN)
-        if not self._output.broken:
+        if self._output.error is None:
             self._output.register(poll)
         if not self._output.full:
             for fd in self._streams:
                 poll.register(fd, select.POLLIN)
         next_alarm = min((when for when, _ in self._alarms), default=math.inf)
-        wait = None if next_alarm == math.inf else math.ceil(max(0.0, next_alarm - time.monotonic()) * 1000)
+        left = min(max(0.0, next_alarm - time.monotonic()), _LONGEST_POLL)
+        wait = None if next_alarm == math.inf else math.ceil(left * 1000)
         for fd, events in poll.poll(wait):
             if fd == pipe.fd:
                 for signum in pipe.read():
@@ -117,8 +120,8 @@ class ProcessGroup:
                 self._read(fd)
             elif fd in (STDOUT, STDERR):
                 self._output.write_some(fd, events)
-                if self._output.broken:
-                    self._stop(128 + signal.SIGPIPE, "nobody reads the output any more")
+                if self._output.error is not None:
+                    self._lose_output(fd, self._output.error)
             elif self._alive and fd == self._server.control.fileno():
                 self._on_event(self._server.event())
         for alarm in [alarm for alarm in self._alarms if alarm[0] <= time.monotonic()]:
@@ -265,7 +268,7 @@ class ProcessGroup:
             self._say(f"{signum.name}: ending {self._unfinished()}; once more kills at once")
         self._stop(response.status, response.reason)
         if response.kills:
-            self._output.discard()
+            self._output.discard(InterruptedError(errno.EINTR, "the job was killed"))
             if self._alive:
                 self._server.end(0)
 
@@ -308,6 +311,15 @@ class ProcessGroup:
             self._reason += LAST_LINES_FOLLOW if tail else ""
             self._output.add(STDERR, failure_report(self._reason, tail))
 
+    def _lose_output(self, fd: int, error: OSError) -> None:
+        """Ends the job, because nobody would see what it prints; the other descriptor may still say so."""
+        if isinstance(error, BrokenPipeError):
+            return self._stop(128 + signal.SIGPIPE, "nobody reads the output any more")
+        why = f"the output cannot be written: {error.strerror}"
+        with contextlib.suppress(OSError):
+            os.write(STDERR if fd == STDOUT else STDOUT, f"launch: {why}\n".encode())
+        return self._stop(1, why)
+
     def _kill_marked(self) -> None:
         """Kills what the fork server could not: when it dies the kernel kills its children, but not theirs."""
         for _ in range(100):
@@ -318,4 +330,7 @@ class ProcessGroup:
 
 
 def _describe(status: int) -> str:
-    return f"with status {status}" if status >= 0 else f"killed by {signal.Signals(-status).name}"
+    if status >= 0:
+        return f"with status {status}"
+    known = -status in set(signal.Signals)  # real-time signals have no names
+    return f"killed by {signal.Signals(-status).name if known else f'signal {-status}'}"

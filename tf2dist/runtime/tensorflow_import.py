@@ -6,9 +6,9 @@ import contextlib
 import importlib
 import os
 import sys
-import tempfile
 from collections.abc import Generator
 
+from tf2dist.runtime import logging_setup
 from tf2dist.system.environment_variables import TENSORFLOW_DEFAULTS
 
 
@@ -36,24 +36,26 @@ def import_tensorflow():
 
 @contextlib.contextmanager
 def held_back_stderr() -> Generator[None]:
-    """Captures what is written to file descriptor 2; shows it only when the block raises."""
+    """Captures what is written to file descriptor 2, and shows it only when the block raises; our log is shown."""
     if sys.stderr is None:  # the process was started without one
         yield
         return
     sys.stderr.flush()
     kept = os.dup(2)
-    with tempfile.TemporaryFile() as caught:
-        os.dup2(caught.fileno(), 2)
-        try:
+    try:
+        with open(os.memfd_create("stderr"), "rb") as caught, logging_setup.shown_on(kept):  # it needs no directory
+            os.dup2(caught.fileno(), 2)
             try:
-                yield
+                try:
+                    yield
+                finally:
+                    sys.stderr.flush()
+            except BaseException:
+                os.dup2(kept, 2)
+                caught.seek(0)
+                os.write(2, caught.read())
+                raise
             finally:
-                sys.stderr.flush()
-        except BaseException:
-            os.dup2(kept, 2)
-            caught.seek(0)
-            os.write(2, caught.read())
-            raise
-        finally:
-            os.dup2(kept, 2)
-            os.close(kept)
+                os.dup2(kept, 2)
+    finally:
+        os.close(kept)

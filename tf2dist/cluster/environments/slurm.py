@@ -13,7 +13,9 @@ from collections.abc import Mapping
 from tf2dist.cluster.spec import JOBS, Cluster, ClusterError, Task
 from tf2dist.system.environment_variables import SLURM_PORT, SLURM_TASKS
 
-_LOWEST, _PORTS, _APART = 15000, 15000, 64  # below the ports that Linux gives to outgoing connections (32768)
+_APART = 64  # ports between those of two jobs
+# So many that two jobs never overlap; below those that Linux gives to outgoing connections (32768).
+_LOWEST, _PORTS = 15000, 234 * _APART
 
 
 class Slurm:

@@ -107,13 +107,16 @@ def script(options: argparse.Namespace, program: Sequence[str]) -> str:
     argv = shlex.join([options.python, *python_arguments(program)])
     # Tasks end together, and one whose node is gone is not waited for; an evaluator has a checkpoint to go.
     wait = "" if layout.count("evaluator") else f" --wait={_WAIT}"
-    lines = [f"--job-name={os.path.basename(program[0]).removesuffix('.py')}", f"--ntasks={len(layout.placed)}"]
+    lines = [
+        f"--job-name={shlex.quote(os.path.basename(program[0]).removesuffix('.py'))}",
+        f"--ntasks={len(layout.placed)}",
+    ]
     hosts = [host for host in layout.hosts if host != LOCALHOST]
     nodes = options.nodes or len(hosts)
     lines += [f"--nodes={nodes}"] if nodes else []
     lines += [f"--nodelist={','.join(hosts)}"] if hosts else []
     lines += [
-        f"--{name.replace('_', '-')}={getattr(options, name)}"
+        f"--{name.replace('_', '-')}={shlex.quote(str(getattr(options, name)))}"
         for name in ("cpus_per_task", "gpus_per_task", "partition", "account", "time", "output")
         if getattr(options, name) is not None
     ]

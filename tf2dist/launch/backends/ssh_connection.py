@@ -37,6 +37,7 @@ def command(ssh: Sequence[str], host: str, python: str, limit: float) -> list[st
         "ServerAliveInterval=10",
         "ServerAliveCountMax=3",
         "LogLevel=ERROR",
+        "ControlMaster=no",  # a master ends with its last session: the end of its own task would not be seen
         "ClearAllForwardings=yes",  # several connections to a host cannot all listen at the port of one
     ]
     far = f"exec {shlex.join([python, '-c', _BOOT, _ROOT])}"

@@ -37,8 +37,11 @@ def main() -> None:
             sys.exit("launch: the connection ended before it said what to run")
         line += more
     order = json.loads(line)
-    with contextlib.suppress(OSError):
+    try:
         os.chdir(order["directory"])
+    except OSError as error:
+        if not order.get("check"):  # which says it for all hosts at once
+            sys.exit(f"launch: {socket.gethostname()} cannot go to {order['directory']}: {error.strerror}")
     if order.get("check"):
         # On a line of its own, whatever the login shell has printed.
         print(f"\n{order['check']} {json.dumps(check(order))}", flush=True)
@@ -58,6 +61,8 @@ def check(order: dict[str, Any]) -> dict[str, Any]:
 def _problem(order: dict[str, Any]) -> str:
     if not os.path.isdir(order["directory"]):
         return f"there is no directory {order['directory']}; name one that is on each host with --directory"
+    if not os.access(order["directory"], os.X_OK):
+        return f"the directory {order['directory']} may not be entered; name one that may with --directory"
     try:
         python_arguments(order["program"])
     except UsageError as error:
