@@ -41,7 +41,9 @@ def test_the_script():
     )
 
 
-def test_names_with_blanks():
+def test_names_with_blanks(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my train.py").touch()
     lines = script("--output=my runs/%j.out", program=("my train.py",))
     assert "#SBATCH --job-name='my train'" in lines
     assert "#SBATCH --output='my runs/%j.out'" in lines
