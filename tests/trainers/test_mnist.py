@@ -35,6 +35,16 @@ def trained(tmp_path, *arguments, timeout=300):
     return json.loads(report.read_text()), done.stdout
 
 
+@pytest.mark.slow
+def test_standard_output_that_is_closed_from_the_start(tmp_path):
+    """None of the launcher's pipes takes its number."""
+    report = tmp_path / "report.json"
+    trainer = f"{sys.executable} -m trainers.mnist --strategy=ps --dataset=synthetic --steps=2 --report={report}"
+    done = subprocess.run(["sh", "-c", f"exec {trainer} >&-"], stderr=subprocess.PIPE, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(report.read_text())["steps"] == 2
+
+
 @pytest.mark.parametrize(("strategy", "preset"), sampled(PRESETS, QUICK, SLOW))
 def test_every_preset_on_every_strategy(tmp_path, strategy, preset):
     report, out = trained(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -10,6 +9,7 @@ from typing import NoReturn
 from tf2dist.errors import UsageError
 from tf2dist.launch import backend
 from tf2dist.launch.backend import Backend
+from tf2dist.system import linux
 from tf2dist.system.commands import Parser
 
 
@@ -22,11 +22,7 @@ class _LaunchParser(Parser):
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit status: 2, with one line that says why, for a wrong command."""
-    for fd in (0, 1, 2):  # one that the caller has closed would become one of our pipes
-        try:
-            os.fstat(fd)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, this one
+    linux.open_closed_streams()
     if not arguments or arguments[0] in ("-h", "--help"):
         to = sys.stdout if arguments else sys.stderr
         print(f"usage: {_usage()}\n", file=to)

@@ -33,7 +33,9 @@ class ShardedEmbedding(keras.layers.Layer):
     the rows of the gradient only. `Adagrad`, `Adadelta` and `RMSprop` without momentum write the rows of the gradient
     to the table, but compute with accumulators of its full size; `Adam`, momentum and the others write all of it. They
     do so on the servers, where the table is, and send nothing of that size. Weight decay, `use_ema`, a regularizer
-    and `ParameterServer(local_steps=...)` are for small tables: they read all of them in every update.
+    and `ParameterServer(local_steps=...)` are for small tables: they read all of them in every update. What an
+    optimizer takes from a variable as a whole it takes from each shard by itself: the norm of `clipnorm`, the ratio
+    of `Lamb`, the factors of `Adafactor`. (`global_clipnorm` is that of all gradients.)
 
     Shards are initialized one by one, each on its server, with seeds of their own, so that no machine ever holds the
     whole table. An initializer whose scale depends on the shape (Glorot, He, LeCun) scales by the shape of the whole

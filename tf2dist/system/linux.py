@@ -28,6 +28,15 @@ def adopt_orphans() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
+def open_closed_streams() -> None:
+    """Opens /dev/null in place of the standard streams that the caller has closed, which would become our pipes."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, this one
+
+
 def descendants(pid: int) -> list[int]:
     """Returns the pids of the living children of `pid`, of their children, and so on, without zombies."""
     children: dict[int, list[int]] = {}

@@ -72,6 +72,7 @@ def run(
       cluster: returns the cluster that the trainer's own flags describe, or None.
       positional: flags that may be given as positional arguments, in this order.
     """
+    linux.open_closed_streams()
     logging_setup.log_to_stderr()
     logging_setup.quiet_tensorflow()
     program = os.path.basename(sys.argv[0].removesuffix("/__main__.py")).removesuffix(".py")
