@@ -10,12 +10,11 @@ torn = []
 
 
 def _next_result(dispatcher):
-    asked = dispatcher._scheduled[0][0]
     fetch = dispatcher._pool.fetch
 
     def noted(remote):
         fetched = fetch(remote)
-        if not torn and (fetched is None or (not fetched[-2] and asked)):
+        if not torn and (fetched is None or not fetched[-2]):
             torn.append(True)
             dispatcher._updates.variable.assign_add(1)
         return fetched

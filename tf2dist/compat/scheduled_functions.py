@@ -1,10 +1,33 @@
-"""Functions that a `ClusterCoordinator` has scheduled, ended before they are over."""
+"""Functions that a `ClusterCoordinator` has scheduled: which of them is over first, and how all are ended before."""
 
 from __future__ import annotations
 
 import contextlib
+import threading
 
 import tensorflow as tf
+from tensorflow.python.distribute.coordinator.values import RemoteValueImpl
+
+
+def has_ended(remote: RemoteValueImpl) -> bool:
+    """Is the scheduled function over, however it ended? TensorFlow's own `fetch` waits for one function only."""
+    return remote._status_available_event.is_set()
+
+
+def announce_end(remote: RemoteValueImpl, ends: threading.Condition) -> None:
+    """Has those who wait for `ends` woken when the scheduled function is over.
+
+    If it is over just now that may be missed, so whoever waits is to look by `has_ended` before, and now and then.
+    """
+    event = remote._status_available_event
+    tell = event.set
+
+    def set_and_tell() -> None:
+        tell()
+        with ends:
+            ends.notify_all()
+
+    event.set = set_and_tell
 
 
 def cancel_scheduled(coordinator: tf.distribute.coordinator.ClusterCoordinator, limit: float) -> int:

@@ -62,7 +62,7 @@ class Dispatcher(Protocol):
         ...
 
     def next_result(self) -> ExecutionResult:
-        """Waits for the oldest execution whose result was not fetched yet."""
+        """Waits until one of the executions is over whose results were not fetched yet, whichever is first."""
         ...
 
     def evaluate(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -32,7 +31,7 @@ _SMALL_STEP = 500  # operations
 
 
 class AsynchronousDispatcher:
-    """Schedules executions on whichever worker is free first. A `Dispatcher`.
+    """Schedules executions on whichever worker is free first, and returns results as they come. A `Dispatcher`.
 
     TensorFlow runs an execution again when its worker dies, so some of its steps would be applied twice. Each
     execution therefore takes a fencing token first. Steps that were lost with a worker are missing from the servers'
@@ -53,7 +52,7 @@ class AsynchronousDispatcher:
         self._updates = UpdateCounter(strategy)
         self._tokens = FencingTokens(strategy, self.max_in_flight)
         self._passes = ShardedPass(self._pool)
-        self._scheduled: deque[tuple[int, Any]] = deque()  # steps and remote value of each execution
+        self._scheduled: list[tuple[int, Any]] = []  # steps and remote value of each execution
         self._lost_steps = False  # since nothing was under way
 
     @property
@@ -62,17 +61,17 @@ class AsynchronousDispatcher:
         return self._updates.value
 
     def compile(self, step: TrainStep):
-        """`f(iterator, sizes i32[max_in_flight], issued i64[]) -> [*sums, steps i32[], seconds f64[]]`."""
+        """`f(iterator) -> [*sums, steps i32[], seconds f64[]]`."""
         assert isinstance(step, CompiledStep)  # model_validation refuses models with steps of their own
         self._updates.follow(update_counters(step.model.optimizer))
         local_steps = self._options.local_steps
         take_steps = self._take_local_steps(step) if local_steps > 1 else self._take_one_step(step)
 
         @tf.function
-        def execution(iterator, sizes, issued):
+        def execution(iterator):
             # The loop exchanges with the servers only what it must: each tensor that goes there or comes from there,
             # and each condition that something there depends on, is a message in each turn.
-            n, began = self._tokens.take(sizes, issued), tf.timestamp()
+            n, began = self._tokens.take(), tf.timestamp()
 
             @tf.function(input_signature=[tf.TensorSpec([], tf.int32)])  # traced once, used several times
             def turn(now):
@@ -129,14 +128,15 @@ class AsynchronousDispatcher:
         if not self._scheduled:
             self._tokens.restart()
             self._updates.snapshot()
-        remote = self._pool.schedule(execution, (stream, *self._tokens.issue(steps)))
-        self._scheduled.append((steps, remote))
+        self._tokens.issue(steps)
+        self._scheduled.append((steps, self._pool.schedule(execution, (stream,))))
 
     def next_result(self) -> ExecutionResult:
         """See `Dispatcher`."""
-        steps, remote = self._scheduled[0]
+        place = self._pool.first_ended([remote for _, remote in self._scheduled])
+        steps, remote = self._scheduled[place]
         fetched = self._pool.fetch(remote)
-        self._scheduled.popleft()  # not before: an error leaves it for `cancel`
+        del self._scheduled[place]  # not before: an error leaves it for `cancel`
         if fetched is None:
             result = ExecutionResult(steps, None, 0.0)
         else:

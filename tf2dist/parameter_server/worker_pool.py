@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tf2dist.cluster.heartbeat import GRACE
-from tf2dist.compat.scheduled_functions import cancel_scheduled
+from tf2dist.compat.scheduled_functions import announce_end, cancel_scheduled, has_ended
 from tf2dist.compat.strategies import worker_count
 from tf2dist.errors import TrainingError
 from tf2dist.input.batch_slicing import ReplicaSlices
 from tf2dist.input.without_autotune import without_autotune
 from tf2dist.runtime import devices
 
+_LOOK_SECONDS = 0.05  # between two looks for functions whose end was not announced
 _CANCEL_SECONDS = GRACE + 30.0  # a worker that does not answer counts as lost before
 
 
@@ -33,11 +35,23 @@ class WorkerPool:
         self.strategy = strategy
         self.count = worker_count(strategy)
         self.slices = ReplicaSlices(count=strategy.num_replicas_in_sync, total=strategy.num_replicas_in_sync)
+        self._ends = threading.Condition()  # of scheduled functions
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
 
     def schedule(self, function, args: tuple) -> Any:
         """Schedules a `tf.function` on the next free worker; returns its remote value."""
-        return self._coordinator.schedule(function, args=args)
+        remote = self._coordinator.schedule(function, args=args)
+        announce_end(remote, self._ends)
+        return remote
+
+    def first_ended(self, remotes: Sequence[Any]) -> int:
+        """Waits until a scheduled function is over, however it ended; returns its place among `remotes`."""
+        with self._ends:
+            while True:
+                for place, remote in enumerate(remotes):
+                    if has_ended(remote):
+                        return place
+                self._ends.wait(_LOOK_SECONDS)
 
     def fetch(self, remote) -> list[np.ndarray] | None:
         """Waits for a scheduled function; None if it ended and its result was lost with its worker.
