@@ -260,7 +260,7 @@ _CLUSTERS = st.dictionaries(_NAMES, _HOSTS | st.dictionaries(st.sampled_from("01
 _TASKS = st.fixed_dictionaries({"type": _NAMES | _ANY, "index": st.sampled_from([0, 1, "0", "1", -1]) | _ANY})
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300, deadline=None, derandomize=True)
 @given(name=st.sampled_from(["TF_CONFIG", "CLUSTER_SPEC"]), cluster=_CLUSTERS | _ANY, task=_TASKS | _ANY)
 def test_anything_is_a_cluster_or_an_error_in_one_line(name, cluster, task):
     environ = {name: json.dumps({"cluster": cluster, "task": task, "environment": "cloud"})}

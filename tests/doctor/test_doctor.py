@@ -4,9 +4,11 @@ import contextlib
 import io
 import json
 import os
+import pathlib
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -115,6 +117,8 @@ def test_in_a_task_that_runs_already(monkeypatch, same):
         monkeypatch.setenv("TF_CONFIG", config)
         env = {**os.environ, "TF_CONFIG": config if same else config + " "}
         with subprocess.Popen(["sleep", "100"], env=env) as task:
+            while not pathlib.Path(f"/proc/{task.pid}/environ").read_bytes():  # its program is being loaded
+                time.sleep(0.01)
             monkeypatch.setattr(doctor, "open_to_others", lambda: [open_ports.Listener(task.pid, "sleep", port)])
             monkeypatch.setattr(doctor, "_devices", lambda problems: [])
             report = doctor.examine(1.0)

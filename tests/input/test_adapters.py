@@ -270,7 +270,8 @@ def test_processes_that_read_one_dataset_see_one_order(tf, kind):
         assert first != second
 
 
-def test_an_operation_that_gives_elements_as_they_come(tf):
+@pytest.mark.parametrize("whose", ["operation", "dataset"])
+def test_an_operation_that_gives_elements_as_they_come(tf, whose):
     """The first of four that are read together is slow: in whatever order the others come, each process has one."""
 
     def slow_at_first(v):
@@ -278,8 +279,15 @@ def test_an_operation_that_gives_elements_as_they_come(tf):
         matrix = tf.zeros([size, size])
         return v + tf.cast(tf.reduce_sum(matrix @ matrix @ matrix), tf.int64)
 
-    numbers = tf.data.Dataset.range(ROWS).map(slow_at_first, num_parallel_calls=4, deterministic=False)
-    data = DatasetAdapter(numbers.prefetch(1).batch(BATCH))  # TensorFlow makes one operation of a map and a batch
+    options = tf.data.Options()
+    options.deterministic = False
+    options.autotune.enabled = True  # without it there is one thread
+    if whose == "operation":
+        numbers = tf.data.Dataset.range(ROWS).map(slow_at_first, num_parallel_calls=4, deterministic=False)
+    else:
+        numbers = tf.data.Dataset.range(ROWS).map(slow_at_first, num_parallel_calls=4).with_options(options)
+    numbers = numbers.prefetch(1)  # TensorFlow makes one operation of a map and a batch
+    data = DatasetAdapter(numbers.batch(BATCH))
     for held in (data.remote_tensors(), data.shared_tensors(lambda: 7)):
         (first, *_) = data.training_batches(held, ReplicaSlices(), 0).take(1)
         assert first.numpy().tolist() == list(range(BATCH))

@@ -94,13 +94,14 @@ def test_class_weight_times_sample_weight(tf):
     same(model, theirs)
 
 
-@pytest.mark.parametrize("given", [None, "rows", "words"])
+@pytest.mark.parametrize("given", [None, "rows", "column", "words"])
 def test_class_weight_of_words(tf, given):
     """Labels [b, t, 1], one a word."""
     random = np.random.default_rng(3)
     x = random.normal(size=(8, 5, 4)).astype(np.float32)
     y = random.integers(0, 3, (8, 5, 1))
-    weights = {None: 1.0, "rows": np.linspace(0, 2, 8)[:, None], "words": np.linspace(0, 2, 40).reshape(8, 5)}[given]
+    rows, words = np.linspace(0, 2, 8)[:, None], np.linspace(0, 2, 40).reshape(8, 5)
+    weights, *sent = {None: (1.0,), "rows": (rows, rows[:, 0]), "column": (rows, rows), "words": (words, words)}[given]
     of_words = (weights * np.array([1.0, 2.0, 3.0])[y[..., 0]]).astype(np.float32)
 
     def trained(*data, **options):
@@ -111,7 +112,6 @@ def test_class_weight_of_words(tf, given):
         return model
 
     theirs = trained(x, y, of_words)
-    sent = {None: (), "rows": (weights[:, 0],), "words": (weights,)}[given] if given else ()
     same(trained(x, y, *sent, class_weight={0: 1.0, 1: 2.0, 2: 3.0}), theirs)
 
 

@@ -1,10 +1,12 @@
 """Jobs started as a user starts them, each with a mark by which everything it left behind is found."""
 
+import fcntl
 import os
 import select
 import signal
 import subprocess
 import sys
+import termios
 import textwrap
 import time
 import uuid
@@ -60,6 +62,10 @@ class Job:
         """The pid of the process that forks the others."""
         [pid] = [pid for pid in self.left() if _parent(pid) == self.process.pid]
         return pid
+
+    def unread(self):
+        """Bytes that wait in the pipe of its standard output."""
+        return int.from_bytes(fcntl.ioctl(self.process.stdout, termios.FIONREAD, bytes(4)), sys.byteorder)
 
     def left(self):
         """Pids of everything that this job has started and that still lives."""

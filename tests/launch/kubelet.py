@@ -258,6 +258,7 @@ class Kubernetes:
         for other in self.pods:
             if other.process and (self.whole is not None or other.job == pod.job):
                 self.kill(other)
+                other.statuses.append(other.process.poll())
                 other.process = None
         if self.whole:
             self.whole -= 1

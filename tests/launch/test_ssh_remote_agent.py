@@ -2,6 +2,8 @@
 
 import json
 import os
+import pathlib
+import re
 import shutil
 import signal
 import socket
@@ -104,6 +106,12 @@ def test_who_waits_for_a_port_can_be_ended(far, tmp_path, how):
         assert process.stdout.read() == ""
 
 
+def catches(pid, signum):
+    """Has the process a handler for the signal?"""
+    status = pathlib.Path(f"/proc/{pid}/status").read_text()
+    return int(re.search(r"^SigCgt:\s*(\w+)$", status, re.MULTILINE)[1], 16) >> (signum - 1) & 1
+
+
 def test_an_end_that_comes_while_the_order_is_written():
     """It must not land in the middle of the order, which waits until ssh has connected."""
     ssh = "import sys, time; time.sleep(2); print([sys.stdin.readline(), sys.stdin.readline()])"
@@ -117,7 +125,8 @@ def test_an_end_that_comes_while_the_order_is_written():
         [sys.executable, "-m", "tf2dist.launch.backends.ssh_connection"],
         env={**os.environ, ssh_connection.ORDER: json.dumps(order)}, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
-    time.sleep(1.0)
+    while not catches(process.pid, signal.SIGTERM):
+        time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
     out, _ = process.communicate(timeout=DEADLINE)
     assert out == f"{[json.dumps(order['agent']) + chr(10), 'end' + chr(10)]}\n"

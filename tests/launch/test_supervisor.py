@@ -1,5 +1,6 @@
 """The life and death of a group, seen from outside."""
 
+import contextlib
 import os
 import pathlib
 import re
@@ -19,7 +20,10 @@ subprocess.Popen(
 
 
 def state(pid):
-    return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    """Its state's letter in /proc; Z if it is gone, or is just going."""
+    with contextlib.suppress(OSError):
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return "Z"
 
 
 def pids(text):
@@ -109,7 +113,7 @@ def test_what_ignores_sigterm_is_killed_after_the_grace(run):
     while True:
         time.sleep(1)
     """
-    status, out, _ = run(code, "--workers=2", "--grace=0.5")
+    status, out, _ = run(code, "--workers=2", "--grace=3")
     assert (status, out) == (5, "[worker 0] got SIGTERM\n")
 
 
@@ -135,7 +139,7 @@ def test_the_launcher_is_killed_before_it_has_read_an_event(start, tmp_path):
     found = pids(job.until(" pid ", times=2))
     os.kill(job.process.pid, signal.SIGSTOP)
     (tmp_path / "worker 1").touch()
-    while pathlib.Path(f"/proc/{found['worker 1']}").exists() and state(found["worker 1"]) != "Z":
+    while state(found["worker 1"]) != "Z":
         time.sleep(0.01)
     time.sleep(0.3)  # for the helper's event, which nobody reads
     os.kill(job.process.pid, signal.SIGKILL)
@@ -263,7 +267,9 @@ def test_signals_work_while_nobody_reads_and_everything_waits(start):
     job = start("while True: print('x' * 1000)", "--workers=2", "--grace=1")
     while len(job.left()) < 4:
         time.sleep(0.01)
-    time.sleep(1)  # the pipe and what the launcher keeps have filled up, most likely
+    while job.unread() < 65536:  # the pipe is full
+        time.sleep(0.01)
+    time.sleep(1)  # what the launcher keeps has filled up too, most likely
     job.process.terminate()
     while job.left() != [job.process.pid]:
         time.sleep(0.01)

@@ -1,5 +1,7 @@
 """Fencing tokens and counts of updates, on variables of one process."""
 
+import types
+
 import pytest
 
 import tf2dist
@@ -97,6 +99,31 @@ def test_an_update_that_fails_on_its_server_is_not_waited_for_in_the_next_traini
         step()
     counter.snapshot()
     counter.settle()
+
+
+def test_updates_that_wait_for_each_other_are_waited_for(tf, strategy, monkeypatch):
+    """As long as one ends now and then."""
+    from tf2dist.parameter_server import update_counter
+
+    counter = update_counter.UpdateCounter(strategy)
+    counter.snapshot()
+    monkeypatch.setattr(update_counter, "_ABANDON_SECONDS", 1.0)
+    looks, now = [], [0.0]
+
+    def pass_time(seconds):
+        now[0] += seconds
+
+    monkeypatch.setattr(update_counter, "time", types.SimpleNamespace(monotonic=lambda: now[0], sleep=pass_time))
+
+    class UnderWay:
+        def numpy(self):
+            looks.append(None)
+            pass_time(0.2)
+            return max(0, 4 - len(looks) // 4)  # another one has ended after four looks
+
+    counter._under_way = UnderWay()
+    counter.abandon()
+    assert len(looks) == 17
 
 
 def test_an_update_that_a_server_does_not_end_is_named(tf, strategy, monkeypatch):

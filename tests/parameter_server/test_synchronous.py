@@ -164,6 +164,6 @@ def test_a_worker_is_lost_and_the_other_computes_its_gradients(by_hand, tmp_path
     assert status == 0, error
     assert "worker 1 at" in error
     result = json.loads((tmp_path / "result.json").read_text())
-    assert result["updates"] == 40 * 60
+    assert result["updates"] == 15 * 60
     for accuracy in result["history"]["val_accuracy"]:
         assert abs(accuracy * ROWS - round(accuracy * ROWS)) < 1e-3

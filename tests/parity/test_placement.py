@@ -281,7 +281,8 @@ def test_log_device_placement():
     """The table of a trainer has the operations of all tasks, on the devices that TensorFlow 1 printed."""
     workers = tf1_cluster(logged_by_tf1, {"ps": 1, "worker": 2})
     theirs = placements(workers["worker 0"] + workers["worker 1"], PRINTED)
-    run = ("trainers.linear", "--preset=sgd", "--max_steps=40", "--log_device_placement")
+    # Each worker has a part in each update, so that none has done it all before the other has begun.
+    run = ("trainers.linear", "--preset=sgd", "--sync", "--max_steps=40", "--log_device_placement")
     status, lines = cluster(command, {"ps": 1, "chief": 1, "worker": 2}, *run)["chief 0"]
     table = lines[next(i for i, line in enumerate(lines) if line.split() == ["operation", "wanted", "got"]) + 1 :]
     ours = placements(table, r"\((?P<type>\w+)\) +\S+ +(?P<got>/\S+)$")

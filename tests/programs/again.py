@@ -1,5 +1,6 @@
 """Kills its worker 1 after the second epoch of its first run: python -m tests.programs.again STRATEGY DIR."""
 
+import contextlib
 import os
 import pathlib
 import signal
@@ -24,8 +25,9 @@ class Kill(keras.callbacks.Callback):
         if epoch == KILLED_AFTER and not self.mark.exists():
             self.mark.touch()
             for pid in linux.descendants(os.getppid()):
-                if pathlib.Path(f"/proc/{pid}/comm").read_text() == "worker 1\n":
-                    os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(OSError):  # one that has just ended
+                    if pathlib.Path(f"/proc/{pid}/comm").read_text() == "worker 1\n":
+                        os.kill(pid, signal.SIGKILL)
 
 
 def main(name, directory):

@@ -51,6 +51,6 @@ print(attempt(lambda: int(coordinator.schedule(one).fetch())))
 if whose == "ours":
     first, second = coordinator.schedule(never_ends), coordinator.schedule(never_ends)  # one runs, one waits
     time.sleep(1)
-    print(cancel_scheduled(coordinator, 0.0) > 0, cancel_scheduled(coordinator, 60.0))
+    print(not coordinator.done(), cancel_scheduled(coordinator, 60.0))
     print(attempt(first.fetch), attempt(second.fetch))
     print(attempt(lambda: int(coordinator.schedule(one).fetch())))

@@ -14,9 +14,9 @@ def make_strategy(workers):
     with free_ports.hold(workers + 2) as ports:
         chief, ps, *addresses = map("127.0.0.1:{}".format, ports)
         cluster = Cluster({"chief": (chief,), "ps": (ps,), "worker": tuple(addresses)}, Task("chief", 0))
-    for task in cluster.tasks:
-        if task.job != "chief":
-            _servers.append(
-                tf.distribute.Server(cluster.spec, job_name=task.job, task_index=task.index, protocol="grpc")
-            )
-    return tf2dist.make_strategy("ps", cluster=cluster)
+        for task in cluster.tasks:  # nobody else gets their ports meanwhile
+            if task.job != "chief":
+                _servers.append(
+                    tf.distribute.Server(cluster.spec, job_name=task.job, task_index=task.index, protocol="grpc")
+                )
+        return tf2dist.make_strategy("ps", cluster=cluster)

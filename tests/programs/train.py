@@ -62,6 +62,7 @@ prototypes = random.random((10, 28, 28)) > 0.5
 labels = random.integers(0, 10, 600)
 images = (prototypes[labels] * random.random((600, 28, 28))).astype(np.float32)
 for name, preset in PRESETS.items():
+    keras.utils.set_random_seed(1)
     with strategy.scope():
         model = preset.build(preset.learning_rate, seed=1, decay_steps=600, keep_gradients=name == "towers")
     history = tf2dist.fit(model, (images, labels), batch_size=60, epochs=2)

@@ -20,7 +20,7 @@ import pytest
 from tf2dist.launch import free_ports
 
 ROOT = pathlib.Path(__file__).parents[2]
-LIMIT = 10.0  # seconds that a task waits for the others
+LIMIT, LONG = 10.0, 40.0  # seconds that a task waits for the others
 DEADLINE = 250.0
 pytestmark = pytest.mark.slow
 PROGRAM = """
@@ -47,6 +47,7 @@ class Case:
       first: its environment and flags.
       others: those of the others.
       stranger: what somebody else who listens at D says; None if nobody does.
+      limit: seconds that a task waits for the others: long where those that come must have come by then.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Case:
     first: tuple[dict, list]
     others: list[tuple[dict, list]] = field(default_factory=list)
     stranger: bytes | None = None
+    limit: float = LIMIT
 
 
 PS = {"chief": ["A"], "worker": ["B", "C"], "ps": ["D"]}
@@ -72,18 +74,20 @@ def hosts(*flags):
 OTHER = {**PS, "ps": ["D", "127.0.0.1:1"]}
 CHIEF, WORKERS, SERVER = at("chief", 0), [at("worker", 0), at("worker", 1)], at("ps", 0)
 CASES = [
-    Case("a missing server", "ps 0 at D is missing after 10 s: connection refused", 1, CHIEF, WORKERS),
-    Case("a missing worker", "worker 1 at C is missing after 10 s: connection refused", 1, CHIEF, [WORKERS[0], SERVER]),
+    Case("a missing server", "ps 0 at D is missing after 40 s: connection refused", 1, CHIEF, WORKERS, limit=LONG),
+    Case("a missing worker", "worker 1 at C is missing after 40 s: connection refused", 1, CHIEF,
+         [WORKERS[0], SERVER], limit=LONG),
     Case("a missing chief", "worker 0 waited 10 s for chief 0 at A, which did not come", 1, WORKERS[0], [SERVER]),
     Case("a missing peer", "worker 1 at B is missing after 10 s", 1, at("worker", 0, PEERS)),
     Case("a missing first peer", "worker 1 waited 10 s for worker 0 at A", 1, at("worker", 1, PEERS)),
-    Case("another cluster on a server", "was started with another cluster", 1, CHIEF, [*WORKERS, at("ps", 0, OTHER)]),
+    Case("another cluster on a server", "was started with another cluster", 1, CHIEF,
+         [*WORKERS, at("ps", 0, OTHER)], limit=LONG),
     Case("another cluster on a peer", "was started with another cluster", 1, at("worker", 0, PEERS),
-         [at("worker", 1, {"worker": ["A", "B", "C"]})]),
+         [at("worker", 1, {"worker": ["A", "B", "C"]})], limit=LONG),
     Case("other versions", "ps 0 at D has other versions: {'tensorflow'", 1, CHIEF,
-         [*WORKERS, at("ps", 0, PYTHONPATH="VERSIONS")]),
+         [*WORKERS, at("ps", 0, PYTHONPATH="VERSIONS")], limit=LONG),
     Case("a wrong index", "was started as worker 1, and is taken for worker 0", 1, at("chief", 0),
-         [at("worker", 1, {**PS, "worker": ["C", "B"]}), SERVER]),
+         [at("worker", 1, {**PS, "worker": ["C", "B"]}), SERVER], limit=LONG),
     Case("a task that is started twice", "port D", 2, SERVER, stranger=b""),
     Case("a host that is not known", "at nowhere.invalid:1 is missing after 10 s: no such host", 1,
          at("worker", 0, {"worker": ["A", "nowhere.invalid:1"]})),
@@ -148,7 +152,7 @@ class Started:
         environ = {name: self.placed(value) for name, value in environ.items()}
         path = os.pathsep.join(filter(None, [environ.pop("PYTHONPATH", ""), str(ROOT)]))
         if "TF2DIST_START_TIMEOUT" not in environ:
-            environ["TF2DIST_START_TIMEOUT"] = f"{LIMIT:g}"
+            environ["TF2DIST_START_TIMEOUT"] = f"{self.case.limit:g}"
         return subprocess.Popen(
             [sys.executable, str(self.directory / "program.py"), *map(self.placed, flags)],
             env={**inherited, "PYTHONPATH": path, **environ}, stdin=subprocess.DEVNULL,

@@ -106,7 +106,7 @@ def test_by_hand_as_under_tensorflow_1(start, tmp_path):
 @pytest.mark.slow
 def test_killed_in_the_middle_it_goes_on(start, tmp_path):
     endless = start("--preset=sgd", "--logdir=logs", "--save_seconds=0.2", "--max_steps=100000000", module=LINEAR)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + DEADLINE
     while len(saved := sorted(tmp_path.glob("logs/checkpoint-*/state.json"))) < 2:
         assert time.monotonic() < deadline
         assert endless.process.poll() is None

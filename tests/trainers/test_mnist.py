@@ -45,6 +45,16 @@ def test_standard_output_that_is_closed_from_the_start(tmp_path):
     assert json.loads(report.read_text())["steps"] == 2
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", ["life --generations=10 --log_device_placement", "pi --samples=1e6"])
+def test_other_trainers_without_standard_output(tmp_path, arguments):
+    report = tmp_path / "report.json"
+    trainer = f"{sys.executable} -m trainers.{arguments} --report={report}"
+    done = subprocess.run(["sh", "-c", f"exec {trainer} >&-"], stderr=subprocess.PIPE, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(report.read_text())
+
+
 @pytest.mark.parametrize(("strategy", "preset"), sampled(PRESETS, QUICK, SLOW))
 def test_every_preset_on_every_strategy(tmp_path, strategy, preset):
     report, out = trained(

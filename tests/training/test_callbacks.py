@@ -31,6 +31,14 @@ def test_model_checkpoint(strategy, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_model_that_is_saved_every_few_batches(strategy, tmp_path):
+    """As often as by Keras, whatever the executions would be."""
+    each = keras.callbacks.ModelCheckpoint(tmp_path / "{batch}.weights.h5", save_weights_only=True, save_freq=2)
+    fitted(strategy, each, epochs=1)
+    assert sorted(int(path.name.split(".")[0]) for path in tmp_path.iterdir()) == list(range(2, STEPS + 1, 2))
+
+
+@pytest.mark.slow
 def test_early_stopping_restores_the_best_weights(strategy):
     stop = keras.callbacks.EarlyStopping("val_loss", mode="max", patience=1, restore_best_weights=True)
     model, history = fitted(strategy, stop, epochs=10)

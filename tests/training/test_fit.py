@@ -472,3 +472,11 @@ def test_limits_of_trial_runs(tf, monkeypatch):
         keras.config.set_max_steps_per_epoch(before[1])
     assert history.history["val_loss"][-1] == pytest.approx(limited[0])
     assert limited == pytest.approx(tf2dist.evaluate(model, x[: 3 * BATCH], y[: 3 * BATCH], batch_size=BATCH))
+    keras.config.set_max_steps_per_epoch(100)
+    try:  # no pass becomes longer by it
+        tf2dist.fit(model, x, y, batch_size=BATCH)
+        assert tf2dist.updates(model) == 6 + -(-ROWS // BATCH)
+        endless = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH).filter(lambda *_: True)  # of unknown length
+        assert tf2dist.evaluate(model, endless) == pytest.approx(tf2dist.evaluate(model, x, y, batch_size=BATCH))
+    finally:
+        keras.config.set_max_steps_per_epoch(before[1])

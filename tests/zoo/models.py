@@ -773,7 +773,13 @@ CASES = {
     "dropout": Case(dropout, mlp_data, replicas=Band(_RANDOM), asynchronous=Band(_RANDOM)),
     "bfloat16": Case(bfloat16, regression_data, alone=_SAME_16, replicas=Band(_ROUNDING, 0.05), band_epochs=2),
     "float16": Case(  # one update more is a fifth of the way
-        float16, regression_data, alone=_SAME_16, replicas=Band(_OVERFLOWS, 0.3), skips=True, band_epochs=2
+        float16,
+        regression_data,
+        alone=_SAME_16,
+        replicas=Band(_OVERFLOWS, 0.3),
+        asynchronous=Band(_OVERFLOWS, 0.3),
+        skips=True,
+        band_epochs=2,
     ),
     "xla": Case(xla, regression_data, where={"central": _NO_XLA, "ps": _NO_XLA}),
 }

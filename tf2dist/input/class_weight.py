@@ -47,8 +47,8 @@ class ClassWeight:
         if weight is None:
             return x, labels, of_class
         weight, words = tf.cast(weight, of_class.dtype), of_class.shape.rank
-        if words is not None and weight.shape.rank is not None and weight.shape.rank < words:
-            # A weight of each example, whose words have classes.
+        if words is not None and weight.shape.rank is not None and weight.shape.rank <= words:
+            # Of each word, or of each example, whose words have classes.
             weight = weight[(..., *[tf.newaxis] * (words - weight.shape.rank))]
         else:
             weight = tf.reshape(weight, tf.shape(of_class))  # it may be a column

@@ -96,6 +96,10 @@ class FiniteDataAdapter(DataAdapter, Protocol):
         """Equal for adapters whose streams are the same functions of their tensors, so that traces can be shared."""
         ...
 
+    def first(self, steps: int) -> Self:
+        """The same data, of which a pass ends after `steps` batches."""
+        ...
+
     def single_pass(
         self, tensors: Any, slices: ReplicaSlices, steps: Any = None, shard: Any = 0, shards: Any = 1
     ) -> tf.data.Dataset:

@@ -53,6 +53,10 @@ class DatasetAdapter:
             found = int(self.dataset.reduce(np.int64(0), lambda count, *_: count + 1))
         return None if found == tf.data.INFINITE_CARDINALITY else found
 
+    def first(self, steps: int) -> DatasetAdapter:
+        """See `FiniteDataAdapter`."""
+        return DatasetAdapter(self.dataset, steps)
+
     def map(self, function: Callable) -> DatasetAdapter:
         """See `DataAdapter`."""
         return DatasetAdapter(self.dataset.map(function, num_parallel_calls=tf.data.AUTOTUNE), self._steps)
@@ -92,7 +96,8 @@ class DatasetAdapter:
             graph = DatasetGraph(self.dataset)
         except (tf.errors.OpError, ValueError):  # of more than 2 GB, say
             return None
-        return graph if graph.may_differ else None
+        as_they_come = self.dataset.options().deterministic is False  # which operations without a word follow
+        return graph if graph.may_differ or as_they_come else None
 
     def element_spec(self):
         """See `DataAdapter`."""

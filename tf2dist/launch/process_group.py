@@ -118,7 +118,7 @@ class ProcessGroup:
                     self._on_signal(signum)
             elif fd in self._streams:
                 self._read(fd)
-            elif fd in (STDOUT, STDERR):
+            elif fd in (STDOUT, STDERR) and self._output.error is None:
                 self._output.write_some(fd, events)
                 if self._output.error is not None:
                     self._lose_output(fd, self._output.error)
@@ -316,8 +316,11 @@ class ProcessGroup:
         if isinstance(error, BrokenPipeError):
             return self._stop(128 + signal.SIGPIPE, "nobody reads the output any more")
         why = f"the output cannot be written: {error.strerror}"
-        with contextlib.suppress(OSError):
-            os.write(STDERR if fd == STDOUT else STDOUT, f"launch: {why}\n".encode())
+        other = select.poll()
+        other.register(STDERR if fd == STDOUT else STDOUT, select.POLLOUT)
+        for where, _ in other.poll(0):  # a pipe that nobody empties would hold us up for ever
+            with contextlib.suppress(OSError):
+                os.write(where, f"launch: {why}\n".encode())
         return self._stop(1, why)
 
     def _kill_marked(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,6 +19,7 @@ from tf2dist.parameter_server import wide_sums
 from tf2dist.parameter_server.worker_pool import WorkerPool, repeat_element
 
 _SHARDS_PER_WORKER = 4  # small enough that a slow worker does not hold up the others
+_UNDER_WAY_PER_WORKER = 4
 
 
 class ShardedPass:
@@ -62,18 +65,24 @@ class ShardedPass:
         steps = data.steps or 0
         shards = min(steps, shards)
         store, function, extra = self._prepare(name, compute, data)
-        left = list(range(shards))
-        while left:  # a shard whose result was lost with its worker is computed again
-            arguments = [[tf.constant(i, tf.int64) for i in (shard, shards, steps)] for shard in left]
-            remotes = [self._pool.schedule(function, (store, *numbers)) for numbers in arguments]
-            lost = []
-            for shard, remote in zip(left, remotes, strict=True):
+        left, under_way = deque(range(shards)), deque[tuple[int, Any]]()
+        try:
+            while left or under_way:
+                while left and len(under_way) < self._pool.count * _UNDER_WAY_PER_WORKER:
+                    numbers = [tf.constant(i, tf.int64) for i in (left[0], shards, steps)]
+                    under_way.append((left.popleft(), self._pool.schedule(function, (store, *numbers))))
+                shard, remote = under_way[0]
                 fetched = self._pool.fetch(remote)
-                if fetched is None:
-                    lost.append(shard)
+                under_way.popleft()
+                if fetched is None:  # lost with its worker, and computed again
+                    left.append(shard)
                 else:
                     yield shard, fetched, extra[0]
-            left = lost
+        except GeneratorExit:  # the caller has enough; what is under way is no part of what comes next
+            for _, remote in under_way:
+                with contextlib.suppress(Exception):
+                    self._pool.fetch(remote)
+            raise
 
     def _prepare(self, name: str, compute: Callable, data: FiniteDataAdapter):
         """The data on the workers, a function that computes a shard of it, and a list for what tracing finds out."""

@@ -119,14 +119,17 @@ class UpdateCounter:
         self.correct_others()
 
     def _wait(self, limit: float) -> int:
-        """Waits until the server has ended all updates, for up to `limit` seconds; returns how many it has not.
+        """Waits until the server has ended all updates; returns how many it has not, when for `limit` s none has ended.
 
         Looks twice in a row: an update may have been about to begin.
         """
-        deadline, quiet = time.monotonic() + limit, 0
+        deadline, quiet, last = time.monotonic() + limit, 0, 0
         while True:
-            under_way = int(self._under_way.numpy()) - self._never_ended
+            under_way = max(0, int(self._under_way.numpy()) - self._never_ended)
             quiet = 0 if under_way else quiet + 1
+            if under_way < last:
+                deadline = time.monotonic() + limit
+            last = under_way
             if quiet == 2 or time.monotonic() > deadline:
                 return under_way
             time.sleep(_LOOK_SECONDS)

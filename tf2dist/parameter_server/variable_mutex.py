@@ -52,7 +52,7 @@ def _writes_more_than_steps(optimizer: keras.optimizers.Optimizer, variables: Se
     optimizers = wrapped_optimizers(optimizer)
     return (
         any(o.use_ema or o.gradient_accumulation_steps for o in optimizers)
-        or any(isinstance(o, keras.optimizers.LossScaleOptimizer) for o in optimizers)
+        or any(isinstance(o, keras.optimizers.LossScaleOptimizer | keras.optimizers.Nadam) for o in optimizers)
         or any(v.constraint is not None for v in variables)
     )
 

@@ -12,13 +12,14 @@ from collections.abc import Generator
 from tf2dist.system import environment_variables
 
 _shown_on: list[int] = []  # what standard error is, while something else is in its place
-_writes = threading.Lock()  # held by whoever writes to the first of them, which nobody has replaced
+_writes = threading.Lock()  # held by whoever writes, to the first of them, which nobody has replaced
 
 
 @contextlib.contextmanager
 def shown_on(descriptor: int) -> Generator[None]:
     """Inside, what the library logs to standard error goes to this descriptor."""
-    _shown_on.append(descriptor)
+    with _writes:
+        _shown_on.append(descriptor)
     try:
         yield
     finally:
@@ -34,10 +35,9 @@ class _StderrHandler(logging.Handler):
             with _writes:
                 if _shown_on:
                     os.write(_shown_on[0], f"{self.format(record)}\n".encode(errors="replace"))
-                    return
-            if sys.stderr is not None:
-                sys.stderr.write(f"{self.format(record)}\n")  # at once: other threads log too
-                sys.stderr.flush()
+                elif sys.stderr is not None:
+                    sys.stderr.write(f"{self.format(record)}\n")  # at once: other threads log too
+                    sys.stderr.flush()
         except Exception:  # a pipe without a reader, say
             self.handleError(record)
 

@@ -30,11 +30,13 @@ def adopt_orphans() -> None:
 
 def open_closed_streams() -> None:
     """Opens /dev/null in place of the standard streams that the caller has closed, which would become our pipes."""
-    for fd in (0, 1, 2):
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(fd)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(fd, "w" if fd else "r", closefd=False))
 
 
 def descendants(pid: int) -> list[int]:

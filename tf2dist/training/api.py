@@ -116,7 +116,6 @@ def fit(
     """
     model_validation.check_compiled(model)
     epochs = _capped(epochs, keras.config.max_epochs(), "epochs") or 0
-    steps_per_epoch = _capped(steps_per_epoch, keras.config.max_steps_per_epoch(), "steps_per_epoch")
     callbacks = as_list(callbacks)
     data = as_data(x, y, sample_weight)
     if validation_split and validation_data is None:
@@ -131,14 +130,11 @@ def fit(
         # Keras unpacks a list here, and nowhere else.
         given = tuple(validation_data) if isinstance(validation_data, list) else validation_data
         size = (validation_batch_size or batch_size) if takes_batch_size(given) else None
-        steps = _capped(validation_steps, keras.config.max_steps_per_epoch(), "validation_steps")
-        found = make_finite_adapter(given, batch_size=size, steps=steps)
-        model_validation.check_has_end(found, "validation_steps")
-        return found
+        return _one_pass(given, size, validation_steps, "validation_steps")
 
     validates_itself = model_methods.has_own(model, "evaluate") and not session.current().is_evaluator
     validation = None if validation_data is None or validates_itself else adapt_validation()
-    epoch_steps = steps_per_epoch or adapter.steps
+    epoch_steps = _capped(steps_per_epoch or adapter.steps, keras.config.max_steps_per_epoch(), "steps_per_epoch")
     if not epoch_steps:
         raise ValueError("the data is endless or empty: say how long an epoch is with steps_per_epoch")
     prepared = prepare(model, parameter_server or ParameterServer())
@@ -150,7 +146,7 @@ def fit(
             raise ValueError("an evaluator evaluates validation_data: give fit some")
         directory = evaluator.checkpoint_of(callbacks).directory
         return evaluator.follow(prepared, directory, validation, make_callback_list(model, (), steps=validation.steps))
-    announced = steps_per_epoch or adapter.announced_steps
+    announced = epoch_steps if steps_per_epoch or adapter.announced_steps else None
     callback_list = make_callback_list(
         model, callbacks, verbose=verbose, epochs=epochs, steps=announced, add_history=True
     )
@@ -214,9 +210,7 @@ def evaluate(
       ValueError: as `fit`.
     """
     model_validation.check_compiled(model)
-    steps = _capped(steps, keras.config.max_steps_per_epoch(), "steps")
-    adapter = make_finite_adapter(as_data(x, y, sample_weight), batch_size=batch_size, steps=steps)
-    model_validation.check_has_end(adapter, "steps")
+    adapter = _one_pass(as_data(x, y, sample_weight), batch_size, steps, "steps")
     callback_list = _callback_list(model, callbacks, verbose, adapter.announced_steps)
     prepared = prepare(model)
     one_by_one = need_every_batch(prepared.strategy, callback_list, "evaluation")
@@ -248,11 +242,19 @@ def predict(
     Raises:
       ValueError: the data cannot be used or does not fit the model.
     """
-    steps = _capped(steps, keras.config.max_steps_per_epoch(), "steps")
-    adapter = make_finite_adapter(as_data(x), batch_size=batch_size, steps=steps)
-    model_validation.check_has_end(adapter, "steps")
+    adapter = _one_pass(as_data(x), batch_size, steps, "steps")
     callback_list = _callback_list(model, callbacks, verbose, adapter.announced_steps)
     return prepare(model).predict(adapter, callback_list)
+
+
+def _one_pass(data: Any, batch_size: int | None, steps: int | None, name: str) -> FiniteDataAdapter:
+    """The adapter of data that `evaluate` and `predict` read; `name` is what a user calls the steps."""
+    adapter = make_finite_adapter(data, batch_size=batch_size, steps=steps)
+    limited = _capped(adapter.steps, keras.config.max_steps_per_epoch(), name)
+    if limited is not None and limited != adapter.steps:
+        adapter = adapter.first(limited)
+    model_validation.check_has_end(adapter, name)
+    return adapter
 
 
 def _capped(given: int | None, limit: int | None, name: str) -> int | None:

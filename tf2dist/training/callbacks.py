@@ -68,7 +68,7 @@ def make_callback_list(
     Args:
       verbose: 0, 1, 2 or "auto", which is 1 on a terminal and 0 elsewhere.
     """
-    verbose = int(sys.stdout.isatty()) if verbose == "auto" else int(verbose)
+    verbose = int(sys.stdout is not None and sys.stdout.isatty()) if verbose == "auto" else int(verbose)
     rank = collectives.peers(model.distribute_strategy)[1]
     mine = [c for c in callbacks if rank == 0 or not isinstance(c, _WRITERS)]
     add_progbar = bool(verbose) and rank == 0
@@ -105,7 +105,7 @@ def need_every_batch(
 ) -> bool:
     """Is a hook to be called for every batch of training or evaluation, so that an execution can take one step only?
 
-    That is so for hooks of the user's. Keras's own go by the number of the batch or by epochs, except
+    That is so for hooks of the user's, and for those of Keras's own that go by the number of batches: `save_freq=100`,
     `TensorBoard(update_freq="batch")`. All peers of a job get the same answer.
     """
     names = [type(c).__name__ for c in callbacks.callbacks if _needs_every_batch(c, _BATCH_HOOKS[what])]
@@ -125,6 +125,8 @@ def _needs_every_batch(callback: keras.callbacks.Callback, hooks: Sequence[str])
     if isinstance(callback, ExecutionCallback):
         return False
     if isinstance(callback, keras.callbacks.TensorBoard) and callback.update_freq != "epoch":
+        return True
+    if isinstance(getattr(callback, "save_freq", None), int):  # ModelCheckpoint, BackupAndRestore
         return True
     own = [getattr(callback, hook) for hook in hooks if _overrides(callback, hook)]
     return any(not getattr(hook, "__module__", "").startswith("keras.") for hook in own)

@@ -55,9 +55,9 @@ def window(scale: Scale, palette: np.ndarray, fps: float) -> Show:
     return show
 
 
-def text(columns: int, fps: float, write=sys.stdout.write, clock=time.monotonic, sleep=time.sleep) -> Show:
+def text(columns: int, fps: float, write=None, clock=time.monotonic, sleep=time.sleep) -> Show:
     """Returns a function that shows boards of so many columns in the terminal, each in place of the one before."""
-    due = clock()
+    write, due = write or sys.stdout.write, clock()
 
     def show(board: np.ndarray, generation: int) -> None:
         nonlocal due
