@@ -13,24 +13,50 @@ def strategy(tf):
     return tf2dist.make_strategy("one")
 
 
-def test_each_token_is_taken_once(tf, strategy):
+@pytest.fixture
+def tokens(strategy):
     from tf2dist.parameter_server.fencing_tokens import FencingTokens
 
-    tokens = FencingTokens(strategy, capacity=3)
-    issued = [tokens.issue(steps) for steps in (5, 7)]
-    assert [int(tokens.take(*arguments)) for arguments in issued] == [5, 7]
-    assert int(tokens.take(*issued[0])) == 0  # run again, its token is gone
-    assert int(tokens.take(*tokens.issue(2))) == 0  # that one is: the run before has taken a number
+    return FencingTokens(strategy, capacity=3)
 
 
-def test_a_restart_issues_all_tokens_anew(tf, strategy):
-    from tf2dist.parameter_server.fencing_tokens import FencingTokens
+def taken(tokens, token):
+    """Steps to make, and uses of the token."""
+    return tuple(map(int, tokens.take(token.tensor())))
 
-    tokens = FencingTokens(strategy, capacity=2)
-    for steps in (3, 4, 5):
-        assert int(tokens.take(*tokens.issue(steps))) == steps
-    tokens.restart()
-    assert int(tokens.take(*tokens.issue(9))) == 9
+
+def test_a_token_is_good_for_its_steps_once(tokens):
+    first, second = tokens.issue(5), tokens.issue(7)
+    assert taken(tokens, second) == (7, 1)  # in any order
+    assert taken(tokens, first) == (5, 1)
+    assert taken(tokens, first) == (0, 2)  # run again
+    tokens.take_back(first, 2)
+    tokens.take_back(second, 1)
+    assert [taken(tokens, tokens.issue(steps))[0] for steps in (1, 2, 3)] == [1, 2, 3]
+
+
+def test_who_was_taken_for_dead_takes_no_steps_of_others(tokens):
+    """Its token was given back, and its place is that of another one now, used or not."""
+    old = tokens.issue(5)
+    assert taken(tokens, old) == (5, 1)
+    tokens.take_back(old, 1)
+    new = next(token for token in (tokens.issue(9) for _ in range(3)) if token.place == old.place)
+    assert taken(tokens, old)[0] == 0
+    # The other one finds that somebody was there: its steps are missing, which is seen, and not made twice.
+    assert taken(tokens, new)[0] == 0
+
+
+def test_a_token_whose_uses_are_not_known(tokens):
+    old = [tokens.issue(5) for _ in range(3)]
+    assert taken(tokens, old[0])[0] == 5
+    for token in old:
+        tokens.take_back(token, None)
+    new = [tokens.issue(6) for _ in range(3)]
+    assert [taken(tokens, token)[0] for token in (*old, *old)] == [0] * 6
+    assert sorted(token.place for token in new) == [0, 1, 2]
+    for token in new:
+        tokens.take_back(token, None)
+    assert [taken(tokens, tokens.issue(6))[0] for _ in range(3)] == [6] * 3
 
 
 def test_other_counters_follow_what_was_applied(tf, strategy):

@@ -1,6 +1,7 @@
 """Tasks of a parameter server job, started by hand, of which one is killed in the middle."""
 
 import json
+import signal
 
 import pytest
 
@@ -87,6 +88,20 @@ def test_the_coordinator_is_lost_and_the_servers_end(job):
         assert status == 1
         assert error.count("\n") == 1
         assert f"tf2dist: {name}: chief 0 at " in error
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_stopped_holds_up_nobody(by_hand, tmp_path):
+    """The other one makes ten times as many executions as may be under way, without a result of the first."""
+    job = by_hand(f"{PROGRAMS}.stopped_worker", str(tmp_path))
+    job.until("stop")
+    job.processes["worker 1"].send_signal(signal.SIGSTOP)
+    (tmp_path / "stopped").touch()
+    job.until("go_on")
+    job.processes["worker 1"].send_signal(signal.SIGCONT)
+    assert job.ends("chief 0") == (0, "")  # it has not counted as lost
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result == {"updates": 100, "executions": 100}
 
 
 @pytest.mark.slow

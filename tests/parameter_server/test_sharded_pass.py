@@ -11,7 +11,11 @@ class Here:
 
     count = 1
 
+    def __init__(self):
+        self.scheduled = 0
+
     def schedule(self, function, args):
+        self.scheduled += 1
         return function(*args)
 
     def fetch(self, remote):
@@ -27,10 +31,40 @@ class Here:
 
 
 @pytest.fixture
-def passes(tf):
+def pool():
+    return Here()
+
+
+@pytest.fixture
+def passes(tf, pool):
     from tf2dist.parameter_server.sharded_pass import ShardedPass
 
-    return ShardedPass(Here())
+    return ShardedPass(pool)
+
+
+def test_a_dataset_is_read_a_few_times_however_long_it_is(tf, pool, passes):
+    """Each shard reads it from the beginning; and batch by batch the results are those of each batch, in order."""
+    from tf2dist.execution.compiled_step import CompiledStep
+    from tf2dist.execution.predict_step import PredictStep
+    from tf2dist.input.make_adapter import make_finite_adapter
+
+    model = classifier(OPTIMIZERS["sgd"]())
+    x, y = data()
+    model.evaluate(x, y, verbose=0)  # makes its metrics
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).repeat(20).batch(2)
+    adapter = make_finite_adapter(dataset)
+    step = CompiledStep(model)
+    whole = list(passes.evaluate(step, adapter, one_by_one=False))
+    each = list(passes.evaluate(step, adapter, one_by_one=True))
+    found = np.concatenate(list(passes.predict(PredictStep(model), adapter)))
+    assert pool.scheduled <= 3 * 4
+    np.testing.assert_allclose(found, np.tile(model(x), (20, 1)), rtol=1e-5, atol=1e-6)
+    assert [steps for steps, _ in each] == [1] * adapter.steps == [1] * sum(steps for steps, _ in whole)
+    for ours, theirs in zip(np.sum([sums for _, sums in each], 0), np.sum([sums for _, sums in whole], 0), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+    one = make_finite_adapter((x, y), batch_size=2)
+    for (_, ours), (_, theirs) in zip(each, passes.evaluate(step, one, one_by_one=True), strict=False):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5)
 
 
 def test_arrays_take_the_place_of_others_of_their_shape(passes):

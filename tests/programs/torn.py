@@ -14,7 +14,7 @@ def _next_result(dispatcher):
 
     def noted(remote):
         fetched = fetch(remote)
-        if not torn and (fetched is None or not fetched[-2]):
+        if not torn and (fetched is None or not fetched[-1][0]):
             torn.append(True)
             dispatcher._updates.variable.assign_add(1)
         return fetched

@@ -42,6 +42,7 @@ class Examples:
     """
 
     element_per_replica = False
+    begins_anywhere = True
 
     def __init__(
         self,

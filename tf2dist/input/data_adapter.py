@@ -92,6 +92,9 @@ class DataAdapter(Protocol):
 class FiniteDataAdapter(DataAdapter, Protocol):
     """Data that can be read once from beginning to end, for `evaluate` and `predict`."""
 
+    begins_anywhere: bool
+    """May a pass over a part of it begin anywhere, without reading what is before?"""
+
     def cache_key(self) -> Hashable:
         """Equal for adapters whose streams are the same functions of their tensors, so that traces can be shared."""
         ...

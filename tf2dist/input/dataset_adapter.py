@@ -26,6 +26,7 @@ class DatasetAdapter:
     """
 
     element_per_replica = False
+    begins_anywhere = False
 
     def __init__(self, dataset: tf.data.Dataset, steps: int | None = None):
         self.dataset = without_autotune(dataset)

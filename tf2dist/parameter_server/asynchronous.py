@@ -16,7 +16,7 @@ from tf2dist.execution.train_step import TrainStep
 from tf2dist.input.batch_slicing import one_slice_an_element
 from tf2dist.input.data_adapter import DataAdapter, FiniteDataAdapter
 from tf2dist.parameter_server import wide_sums
-from tf2dist.parameter_server.fencing_tokens import FencingTokens
+from tf2dist.parameter_server.fencing_tokens import FencingTokens, Token
 from tf2dist.parameter_server.local_sgd import LocalSgd
 from tf2dist.parameter_server.options import ParameterServer
 from tf2dist.parameter_server.sharded_pass import ShardedPass
@@ -52,7 +52,7 @@ class AsynchronousDispatcher:
         self._updates = UpdateCounter(strategy)
         self._tokens = FencingTokens(strategy, self.max_in_flight)
         self._passes = ShardedPass(self._pool)
-        self._scheduled: list[tuple[int, Any]] = []  # steps and remote value of each execution
+        self._scheduled: list[tuple[Token, Any]] = []  # with the remote value of each execution
         self._lost_steps = False  # since nothing was under way
 
     @property
@@ -61,17 +61,18 @@ class AsynchronousDispatcher:
         return self._updates.value
 
     def compile(self, step: TrainStep):
-        """`f(iterator) -> [*sums, steps i32[], seconds f64[]]`."""
+        """`f(iterator, token i64[3]) -> [*sums, f64[3]]`: the steps, the seconds, and the token's uses."""
         assert isinstance(step, CompiledStep)  # model_validation refuses models with steps of their own
         self._updates.follow(update_counters(step.model.optimizer))
         local_steps = self._options.local_steps
         take_steps = self._take_local_steps(step) if local_steps > 1 else self._take_one_step(step)
 
         @tf.function
-        def execution(iterator):
+        def execution(iterator, token):
             # The loop exchanges with the servers only what it must: each tensor that goes there or comes from there,
             # and each condition that something there depends on, is a message in each turn.
-            n, began = self._tokens.take(), tf.timestamp()
+            steps, uses = self._tokens.take(token)
+            n, began = tf.cast(steps, tf.int32), tf.timestamp()
 
             @tf.function(input_signature=[tf.TensorSpec([], tf.int32)])  # traced once, used several times
             def turn(now):
@@ -86,7 +87,8 @@ class AsynchronousDispatcher:
                 now = tf.minimum(n - done, local_steps)
                 sums, done = wide_sums.add(sums, turn(now)), done + now
             with tf.control_dependencies(sums):
-                return [*sums, done, tf.timestamp() - began]
+                seconds = tf.timestamp() - began
+            return [*sums, tf.stack([tf.cast(done, tf.float64), seconds, tf.cast(uses, tf.float64)])]
 
         return execution
 
@@ -126,23 +128,24 @@ class AsynchronousDispatcher:
     def schedule(self, execution, stream, steps: int) -> None:
         """See `Dispatcher`."""
         if not self._scheduled:
-            self._tokens.restart()
             self._updates.snapshot()
-        self._tokens.issue(steps)
-        self._scheduled.append((steps, self._pool.schedule(execution, (stream,))))
+        token = self._tokens.issue(steps)
+        self._scheduled.append((token, self._pool.schedule(execution, (stream, token.tensor()))))
 
     def next_result(self) -> ExecutionResult:
         """See `Dispatcher`."""
         place = self._pool.first_ended([remote for _, remote in self._scheduled])
-        steps, remote = self._scheduled[place]
+        token, remote = self._scheduled[place]
         fetched = self._pool.fetch(remote)
         del self._scheduled[place]  # not before: an error leaves it for `cancel`
         if fetched is None:
-            result = ExecutionResult(steps, None, 0.0)
+            self._tokens.take_back(token, None)
+            result = ExecutionResult(token.steps, None, 0.0)
         else:
-            *sums, done, seconds = fetched
+            *sums, (done, seconds, uses) = fetched
+            self._tokens.take_back(token, int(uses))
             result = ExecutionResult(int(done), sums, float(seconds))
-        self._lost_steps |= result.sums is None or result.steps < steps
+        self._lost_steps |= result.sums is None or result.steps < token.steps
         if self._lost_steps and not self._scheduled:
             self._updates.settle()
             self._updates.correct_others()
@@ -158,6 +161,8 @@ class AsynchronousDispatcher:
         if self._scheduled:
             self._pool.cancel()
             self._updates.abandon()
+            for token, _ in self._scheduled:
+                self._tokens.take_back(token, None)
             self._scheduled.clear()
             self._lost_steps = False
 

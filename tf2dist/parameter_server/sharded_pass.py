@@ -36,20 +36,31 @@ class ShardedPass:
     def evaluate(
         self, step: TrainStep, data: FiniteDataAdapter, *, one_by_one: bool
     ) -> Iterator[tuple[int, list[np.ndarray]]]:
-        """Yields how many batches each shard has, and their metric sums; `one_by_one`: each batch is a shard."""
-
-        def shard_sums(batches, n):
-            return wide_sums.repeat(step, lambda: step.evaluate(next(batches)), n), ()
-
+        """Yields how many batches were evaluated, and their metric sums; `one_by_one`: of each batch, in order."""
         steps = data.steps or 0
-        shards = steps if one_by_one else min(steps, self._pool.count * _SHARDS_PER_WORKER)
-        for number, sums, _ in self._shards("evaluate", shard_sums, data, shards):
-            yield len(range(number, steps, shards)), sums
+        if one_by_one and data.begins_anywhere:
+            for _, sums, _ in self._shards("evaluate", _shard_sums(step), data, steps):
+                yield 1, sums
+        elif one_by_one:
+            found = {n: sums for n, sums, _ in self._shards("evaluate each", _each_sums(step), data, self._few)}
+            for number in range(steps):
+                yield 1, [each[number // len(found)] for each in found[number % len(found)]]
+        else:
+            shards = min(steps, self._few)
+            for number, sums, _ in self._shards("evaluate", _shard_sums(step), data, shards):
+                yield len(range(number, steps, shards)), sums
+
+    @property
+    def _few(self) -> int:
+        """Shards, where each reads the data from its beginning."""
+        return self._pool.count * _SHARDS_PER_WORKER
 
     def predict(self, step: PredictStep, data: FiniteDataAdapter) -> Iterator[Any]:
         """Yields the outputs for each batch, in order: nested arrays f[b, ...]."""
         steps = data.steps or 0
-        shards = max(self._pool.count * _SHARDS_PER_WORKER, -(-steps // EVALUATION_BATCHES))
+        shards = self._few
+        if data.begins_anywhere:
+            shards = max(shards, -(-steps // EVALUATION_BATCHES))
         found: dict[int, list] = {}
         for number, (rows, *leaves), structure in self._shards("predict", _shard_outputs(step), data, shards):
             ends = np.cumsum(rows)[:-1]
@@ -106,6 +117,25 @@ class ShardedPass:
 
             self._functions[key] = data, function, extra
         return store, function, extra
+
+
+def _shard_sums(step: TrainStep):
+    """A function from `n` batches to their metric sums."""
+    return lambda batches, n: (wide_sums.repeat(step, lambda: step.evaluate(next(batches)), n), ())
+
+
+def _each_sums(step: TrainStep):
+    """A function from `n` batches to the metric sums of each, stacked."""
+
+    def compute(batches, n):
+        none = wide_sums.zeros(step)
+        arrays = [tf.TensorArray(t.dtype, n, element_shape=t.shape) for t in none]
+        for i in tf.range(n):
+            sums = wide_sums.add(none, step.evaluate(next(batches)))
+            arrays = [a.write(i, t) for a, t in zip(arrays, sums, strict=True)]
+        return [a.stack() for a in arrays], ()
+
+    return compute
 
 
 def _shard_outputs(step: PredictStep):
