@@ -62,8 +62,9 @@ def test_a_dataset_is_read_a_few_times_however_long_it_is(tf, pool, passes):
     assert [steps for steps, _ in each] == [1] * adapter.steps == [1] * sum(steps for steps, _ in whole)
     for ours, theirs in zip(np.sum([sums for _, sums in each], 0), np.sum([sums for _, sums in whole], 0), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6)
-    one = make_finite_adapter((x, y), batch_size=2)
-    for (_, ours), (_, theirs) in zip(each, passes.evaluate(step, one, one_by_one=True), strict=False):
+    once = make_finite_adapter((x, y), batch_size=2)
+    of_arrays = list(passes.evaluate(step, once, one_by_one=True))[: len(x) // 2]  # the last one may be smaller
+    for (_, ours), (_, theirs) in zip(each, of_arrays, strict=False):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5)
 
 
