@@ -71,7 +71,11 @@ def run_program(layout, name, *arguments, limit=280):
     It must end with status 0 within `limit` seconds.
     """
     command = [sys.executable, "-m", "launch", "local", *layout, "--", f"tests.programs.{name}", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=limit)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit)
+    except subprocess.TimeoutExpired as late:
+        said = b"".join(part for part in (late.stdout, late.stderr) if part).decode(errors="replace")
+        pytest.fail(f"{name} has not ended within {limit} s; it has said:\n{said}")
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

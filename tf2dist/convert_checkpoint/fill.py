@@ -106,12 +106,11 @@ def fill(
             if not all(id(v) in kept for v in places[path].variables):
                 continue
             into = [kept[id(v)] for v in places[path].variables]
-            if checkpoint.shapes.get(name) != places[path].shape and slot == _AVERAGE:
-                begin_at_weights += zip(into, places[path].variables, strict=True)
-                lines.append(f"{path}  the optimizer's average begins at the weights: there is no {name} of its shape")
-                continue
             if checkpoint.shapes.get(name) != places[path].shape:
-                lines.append(f"{path}  the optimizer's begins anew: there is no {name} of its shape")
+                begins = "average begins at the weights" if slot == _AVERAGE else "begins anew"
+                lines.append(f"{path}  the optimizer's {begins}: there is no {name} of its shape")
+                if slot == _AVERAGE:
+                    begin_at_weights += zip(into, places[path].variables, strict=True)
                 continue
             used.add(name)
             todo.append((places[path], into, read(name, path), slot))

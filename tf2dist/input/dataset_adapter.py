@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf2dist.input.batch_slicing import ReplicaSlices, slice_bounds
-from tf2dist.input.dataset_seeds import DatasetGraph
+from tf2dist.input.dataset_graph import DatasetGraph
 from tf2dist.input.without_autotune import without_autotune
 
 
@@ -87,12 +87,12 @@ class DatasetAdapter:
 
     def shared_tensors(self, choose_seed: Callable[[], int]):
         """See `DataAdapter`. Nothing where all that is random has a seed: then each process reads the dataset."""
-        if self._graph_without_seeds is None:
+        if self._graph_that_may_differ is None:
             return self.local_tensors()
-        return self._graph_without_seeds.seeded(choose_seed())
+        return self._graph_that_may_differ.seeded(choose_seed())
 
     @functools.cached_property
-    def _graph_without_seeds(self) -> DatasetGraph | None:
+    def _graph_that_may_differ(self) -> DatasetGraph | None:
         try:
             graph = DatasetGraph(self.dataset)
         except (tf.errors.OpError, ValueError):  # of more than 2 GB, say

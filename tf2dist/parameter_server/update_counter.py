@@ -12,7 +12,7 @@ from tf2dist.errors import TrainingError
 _LOOK_SECONDS = 0.005  # between two looks whether servers still apply updates
 _SETTLE_SECONDS = 60.0  # for updates that are under way
 _ABANDON_SECONDS = 5.0  # for updates of a training that has failed; one that has itself failed never ends
-_STILL_SECONDS = 1.0  # without a new count, after which no cancelled update is taken to be on its way
+_STILL_SECONDS = 1.0  # without an update, after which none is taken to be on its way
 
 
 class UpdateCounter:
@@ -36,7 +36,6 @@ class UpdateCounter:
         self._others: Sequence[tf.Variable] = ()
         self._before: list[int] = []
         self._never_ended = 0
-        self._several_servers = False  # where it is known: when an update was traced
 
     def follow(self, counters: Sequence[tf.Variable]) -> None:
         """Sets the optimizer's counters, which go up by one an update."""
@@ -84,7 +83,6 @@ class UpdateCounter:
             with tf.device(device), tf.control_dependencies(arrived):
                 tf.raw_ops.RemoteCall(target=device, args=inputs, Tout=[tf.int32], f=applied)
             return
-        self._several_servers = True
         with tf.device(device):
             complete = tf.group(*arrived)  # each server tells the one with the counter, which tells all
         with tf.control_dependencies([complete]):
@@ -105,32 +103,25 @@ class UpdateCounter:
             )
 
     def abandon(self) -> None:
-        """Waits for the last updates of a training that has failed, when no worker is at it; then all counts agree.
-
-        Several servers say nothing of what a cancelled call has sent them: their count is to stand still for a second.
-        """
+        """Waits for the last updates of a training that has failed, when no worker is at it; then all counts agree."""
         self._wait(_ABANDON_SECONDS)
-        deadline = time.monotonic() + _ABANDON_SECONDS
-        last, since = self.value, time.monotonic()
-        while self._several_servers and time.monotonic() < min(deadline, since + _STILL_SECONDS):
-            time.sleep(_LOOK_SECONDS)
-            if (now := self.value) != last:
-                last, since = now, time.monotonic()
         self.correct_others()
 
     def _wait(self, limit: float) -> int:
-        """Waits until the server has ended all updates; returns how many it has not, when for `limit` s none has ended.
+        """Waits until the servers have ended all updates; returns how many they have not, if for `limit` s none ended.
 
-        Looks twice in a row: an update may have been about to begin.
+        For a second they must be at none, and count none: what a worker that is lost has sent may be about to begin.
         """
-        deadline, quiet, last = time.monotonic() + limit, 0, 0
+        deadline, last, count, since = time.monotonic() + limit, 0, self.value, time.monotonic()
         while True:
             under_way = max(0, int(self._under_way.numpy()) - self._never_ended)
-            quiet = 0 if under_way else quiet + 1
+            now = self.value
+            if under_way or now != count:
+                count, since = now, time.monotonic()
             if under_way < last:
                 deadline = time.monotonic() + limit
             last = under_way
-            if quiet == 2 or time.monotonic() > deadline:
+            if time.monotonic() > min(deadline, since + _STILL_SECONDS):
                 return under_way
             time.sleep(_LOOK_SECONDS)
 

@@ -12,7 +12,7 @@ from collections.abc import Generator
 from tf2dist.system import environment_variables
 
 _shown_on: list[int] = []  # what standard error is, while something else is in its place
-_writes = threading.Lock()  # held by whoever writes, to the first of them, which nobody has replaced
+_writes = threading.Lock()  # held while a record is written, so that nobody replaces standard error meanwhile
 
 
 @contextlib.contextmanager
@@ -33,7 +33,7 @@ class _StderrHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             with _writes:
-                if _shown_on:
+                if _shown_on:  # the first is the real one; the others are what it was replaced with
                     os.write(_shown_on[0], f"{self.format(record)}\n".encode(errors="replace"))
                 elif sys.stderr is not None:
                     sys.stderr.write(f"{self.format(record)}\n")  # at once: other threads log too

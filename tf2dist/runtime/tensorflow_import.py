@@ -41,21 +41,21 @@ def held_back_stderr() -> Generator[None]:
         yield
         return
     sys.stderr.flush()
-    kept = os.dup(2)
-    try:
-        with open(os.memfd_create("stderr"), "rb") as caught, logging_setup.shown_on(kept):  # it needs no directory
-            os.dup2(caught.fileno(), 2)
+    with (
+        open(os.dup(2), "wb", buffering=0) as kept,
+        open(os.memfd_create("stderr"), "rb") as caught,  # it needs no directory
+        logging_setup.shown_on(kept.fileno()),
+    ):
+        os.dup2(caught.fileno(), 2)
+        try:
             try:
-                try:
-                    yield
-                finally:
-                    sys.stderr.flush()
-            except BaseException:
-                os.dup2(kept, 2)
-                caught.seek(0)
-                os.write(2, caught.read())
-                raise
+                yield
             finally:
-                os.dup2(kept, 2)
-    finally:
-        os.close(kept)
+                sys.stderr.flush()
+        except BaseException:
+            os.dup2(kept.fileno(), 2)
+            caught.seek(0)
+            os.write(2, caught.read())
+            raise
+        finally:
+            os.dup2(kept.fileno(), 2)

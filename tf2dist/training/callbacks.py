@@ -14,6 +14,7 @@ from tf2dist.runtime import collectives
 
 _log = logging.getLogger("tf2dist")
 
+_BY_SAVE_FREQ = (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)  # "epoch", or so many batches
 # They write files, which only one process of a job should do.
 _WRITERS = (
     keras.callbacks.ModelCheckpoint,
@@ -126,7 +127,7 @@ def _needs_every_batch(callback: keras.callbacks.Callback, hooks: Sequence[str])
         return False
     if isinstance(callback, keras.callbacks.TensorBoard) and callback.update_freq != "epoch":
         return True
-    if isinstance(getattr(callback, "save_freq", None), int):  # ModelCheckpoint, BackupAndRestore
+    if isinstance(callback, _BY_SAVE_FREQ) and callback.save_freq != "epoch":
         return True
     own = [getattr(callback, hook) for hook in hooks if _overrides(callback, hook)]
     return any(not getattr(hook, "__module__", "").startswith("keras.") for hook in own)
