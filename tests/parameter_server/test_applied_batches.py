@@ -1,4 +1,4 @@
-"""A worker is killed in the middle of its updates: those that are counted are those whose batches are in the weights.
+"""A worker is killed, or stopped, in the middle of its updates: those that are counted are those in the weights.
 
 TF2DIST_KILLS is how many times it is killed in each kind of training, if more than here.
 """
@@ -11,7 +11,7 @@ import pytest
 
 from tests.jobs import run_program
 
-MORE = ["async", "momentum", "wide", "wide momentum", "slow", "table", "wide sync"]
+MORE = ["async", "momentum", "wide", "wide momentum", "slow", "table", "wide sync", "stopped, local steps"]
 KILLS = int(os.environ.get("TF2DIST_KILLS", "0"))
 pytestmark = [pytest.mark.timeout(600 + 60 * KILLS), pytest.mark.slow]
 
@@ -39,6 +39,7 @@ def notes(directory, job):
     [
         pytest.param(Job(1, 2, ["slow momentum", "local steps"]), id="asynchronous"),
         pytest.param(Job(1, 1, ["constraint", "wide average", "wide scaled"]), id="written afterwards"),
+        pytest.param(Job(1, 2, ["stopped", "slow stopped"]), id="stopped"),
         pytest.param(Job(2, 1, ["sync", "backup"]), id="synchronous"),
         pytest.param(Job(1, 1, [*MORE, "sync", "backup"]), id="more", marks=pytest.mark.exhaustive),
     ],

@@ -2,6 +2,7 @@
 
 import types
 
+import numpy as np
 import pytest
 
 import tf2dist
@@ -14,15 +15,16 @@ def strategy(tf):
 
 
 @pytest.fixture
-def tokens(strategy):
+def tokens(tf, strategy):
     from tf2dist.parameter_server.fencing_tokens import FencingTokens
 
-    return FencingTokens(strategy, capacity=3)
+    with strategy.scope():
+        return FencingTokens(strategy, capacity=3, beside=tf.Variable(0))
 
 
 def taken(tokens, token):
-    """Steps to make, and uses of the token."""
-    return tuple(map(int, tokens.take(token.tensor())))
+    """Steps to make, and the count."""
+    return tuple(map(int, tokens.take(token.tensor())[:2]))
 
 
 def test_a_token_is_good_for_its_steps_once(tokens):
@@ -30,33 +32,47 @@ def test_a_token_is_good_for_its_steps_once(tokens):
     assert taken(tokens, second) == (7, 1)  # in any order
     assert taken(tokens, first) == (5, 1)
     assert taken(tokens, first) == (0, 2)  # run again
-    tokens.take_back(first, 2)
-    tokens.take_back(second, 1)
+    tokens.give_back(first, 2)
+    tokens.give_back(second, 1)
     assert [taken(tokens, tokens.issue(steps))[0] for steps in (1, 2, 3)] == [1, 2, 3]
+
+
+def test_a_token_that_no_execution_has_taken(tokens):
+    for _ in range(7):
+        token = tokens.issue(5)
+        tokens.give_back(token, token.count)
+    assert [taken(tokens, tokens.issue(6))[0] for _ in range(3)] == [6] * 3
 
 
 def test_who_was_taken_for_dead_takes_no_steps_of_others(tokens):
     """Its token was given back, and its place is that of another one now, used or not."""
     old = tokens.issue(5)
     assert taken(tokens, old) == (5, 1)
-    tokens.take_back(old, 1)
+    tokens.give_back(old, 1)
     new = next(token for token in (tokens.issue(9) for _ in range(3)) if token.place == old.place)
     assert taken(tokens, old)[0] == 0
     # The other one finds that somebody was there: its steps are missing, which is seen, and not made twice.
     assert taken(tokens, new)[0] == 0
 
 
-def test_a_token_whose_uses_are_not_known(tokens):
+def test_a_revoked_token_is_good_for_nothing(tokens):
+    """Whether it was taken before or not, and whoever has its place now."""
     old = [tokens.issue(5) for _ in range(3)]
-    assert taken(tokens, old[0])[0] == 5
-    for token in old:
-        tokens.take_back(token, None)
+    *_, held = tokens.take(old[0].tensor())
+    assert bool(tokens.is_valid(held))
+    tokens.revoke(old)
+    assert not bool(tokens.is_valid(held))
     new = [tokens.issue(6) for _ in range(3)]
-    assert [taken(tokens, token)[0] for token in (*old, *old)] == [0] * 6
     assert sorted(token.place for token in new) == [0, 1, 2]
-    for token in new:
-        tokens.take_back(token, None)
-    assert [taken(tokens, tokens.issue(6))[0] for _ in range(3)] == [6] * 3
+    assert [taken(tokens, token)[0] for token in (*old, *old)] == [0] * 6
+    assert not any(bool(tokens.is_valid(tokens.take(token.tensor())[2])) for token in old)
+    tokens.revoke(new)
+    last = [tokens.issue(6) for _ in range(3)]
+    tokens.give_back(new[0], 17)  # too late to say
+    tokens.revoke(new)
+    held = [tokens.take(token.tensor()) for token in last]
+    assert [int(steps) for steps, *_ in held] == [6] * 3
+    assert all(bool(tokens.is_valid(h)) for *_, h in held)
 
 
 def test_other_counters_follow_what_was_applied(tf, strategy):
@@ -84,14 +100,21 @@ def test_a_server_applies_and_counts_an_update_in_one_call(tf, strategy):
     model.train_on_batch(*sentences())  # makes all variables
     counter = UpdateCounter(strategy)
     update = WorkerStep(CompiledStep(model), counter).update
-    step = tf.function(lambda x, y: update((x, y)))
+    valid = tf.Variable(True)
+    step = tf.function(lambda x, y: update((x, y), valid.read_value))
     operations = step.get_concrete_function(*map(tf.constant, sentences())).graph.get_operations()
     assert [op for op in operations if "Assign" in op.type or "Scatter" in op.type] == []
     assert [op.type for op in operations].count("RemoteCall") == 1
-    step(*map(tf.constant, sentences()))
+    assert bool(step(*map(tf.constant, sentences()))[-1])
     counter.settle()
     assert counter.value == 1
     assert int(model.optimizer.iterations) == 2
+    valid.assign(False)
+    trained = model.get_weights()
+    assert not bool(step(*map(tf.constant, sentences()))[-1])
+    assert (counter.value, int(model.optimizer.iterations)) == (1, 2)
+    for before_it, after_it in zip(trained, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(before_it, after_it)
 
 
 def test_with_several_servers_an_update_is_counted_when_all_is_there(tf, strategy):
@@ -102,17 +125,27 @@ def test_with_several_servers_an_update_is_counted_when_all_is_there(tf, strateg
     with tf.device("/device:CPU:1"):
         far = tf.Variable(0.0)
 
+    valid = tf.Variable(True)
+
     @tf.function(input_signature=[tf.TensorSpec([])])
     def step(gradient):
         with tf.device(far.device):
             sent = tf.identity(gradient)
-        counter.apply(lambda: (near.assign_add(gradient), far.assign_add(sent)), [gradient, sent], 1)
 
-    writes = [op for op in step.get_concrete_function().graph.get_operations() if op.type == "AssignAddVariableOp"]
-    assert len(writes) == 3
-    first = set.intersection(*map(before, writes))
-    assert [len(op.control_inputs) for op in first if op.type == "NoOp" and len(op.control_inputs) > 1] == [2]
-    step(tf.constant(2.0))
+        def update():
+            near.assign_add(gradient)
+            far.assign_add(sent)
+
+        return counter.apply(update, [gradient, sent], 1, valid.read_value)
+
+    operations = step.get_concrete_function().graph.get_operations()
+    (written,) = [op for op in operations if op.type == "If"]
+    assert not [op for op in operations if "Assign" in op.type]
+    assert [len(o.control_inputs) for o in before(written) if o.type == "NoOp" and len(o.control_inputs) > 1] == [2]
+    assert bool(step(tf.constant(2.0)))
+    assert (counter.value, float(near), float(far)) == (1, 2.0, 2.0)
+    valid.assign(False)
+    assert not bool(step(tf.constant(2.0)))
     assert (counter.value, float(near), float(far)) == (1, 2.0, 2.0)
 
 
@@ -120,7 +153,7 @@ def test_an_update_that_fails_on_its_server_is_not_waited_for_in_the_next_traini
     from tf2dist.parameter_server.update_counter import UpdateCounter
 
     counter = UpdateCounter(strategy)
-    step = tf.function(lambda: counter.apply(lambda: tf.debugging.assert_equal(tf.zeros([]), 1.0), [], 1))
+    step = tf.function(lambda: counter.apply(lambda: tf.debugging.assert_equal(tf.zeros([]), 1.0), [], 1, lambda: tf.constant(True)))
     with pytest.raises(tf.errors.InvalidArgumentError):
         step()
     counter.snapshot()
@@ -144,12 +177,16 @@ def test_updates_that_wait_for_each_other_are_waited_for(tf, strategy, monkeypat
     class UnderWay:
         def numpy(self):
             looks.append(None)
-            pass_time(0.2)
+            pass_time(0.201)
             return max(0, 4 - len(looks) // 4)  # another one has ended after four looks
 
     counter._under_way = UnderWay()
     counter.abandon()
-    assert len(looks) == 20  # the first without one is the 16th, and no other comes for a second
+    assert len(looks) == 16  # the first without one
+    looks.clear()
+    counter._in_one_call = False
+    counter.abandon()
+    assert len(looks) == 20  # and no other comes for a second
 
 
 def test_an_update_that_a_server_does_not_end_is_named(tf, strategy, monkeypatch):

@@ -92,16 +92,18 @@ def test_the_coordinator_is_lost_and_the_servers_end(job):
 
 @pytest.mark.slow
 def test_a_worker_that_is_stopped_holds_up_nobody(by_hand, tmp_path):
-    """The other one makes ten times as many executions as may be under way, without a result of the first."""
+    """Epochs, validation, evaluation and prediction end without it, and the counts are exact."""
     job = by_hand(f"{PROGRAMS}.stopped_worker", str(tmp_path))
-    job.until("stop")
-    job.processes["worker 1"].send_signal(signal.SIGSTOP)
-    (tmp_path / "stopped").touch()
-    job.until("go_on")
-    job.processes["worker 1"].send_signal(signal.SIGCONT)
+    for what, number in (("stop", signal.SIGSTOP), ("go on", signal.SIGCONT)) * 2:
+        where = "training" if not (tmp_path / "go on in training done").exists() else "evaluation"
+        job.until(f"{what} in {where}")
+        job.processes["worker 1"].send_signal(number)
+        (tmp_path / f"{what} in {where} done").touch()
     assert job.ends("chief 0") == (0, "")  # it has not counted as lost
     result = json.loads((tmp_path / "result.json").read_text())
-    assert result == {"updates": 100, "executions": 100}
+    assert (result["updates"], result["validations"], result["predicted"]) == (4 * 60, 4, True)
+    for name, value in result["evaluated"].items():
+        assert abs(value - result["of arrays"][name]) < 1e-5
 
 
 @pytest.mark.slow

@@ -1,5 +1,7 @@
 """Evaluation and prediction in shards, with a pool whose only worker is this process."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -18,10 +20,16 @@ class Here:
         self.scheduled += 1
         return function(*args)
 
+    def first_ended(self, remotes, limit=math.inf):
+        return len(remotes) - 1  # the last one first
+
     def fetch(self, remote):
         import tensorflow as tf
 
         return [np.asarray(t) for t in tf.nest.flatten(remote)]
+
+    def abandon(self, remotes, owner):
+        assert not remotes
 
     def open_iterators(self, make_dataset):
         return iter(make_dataset())
@@ -42,8 +50,8 @@ def passes(tf, pool):
     return ShardedPass(pool)
 
 
-def test_a_dataset_is_read_a_few_times_however_long_it_is(tf, pool, passes):
-    """Each shard reads it from the beginning; and batch by batch the results are those of each batch, in order."""
+def test_a_dataset_is_read_once_however_long_it_is(tf, pool, passes):
+    """And batch by batch the results are those of each batch, in order."""
     from tf2dist.execution.compiled_step import CompiledStep
     from tf2dist.execution.predict_step import PredictStep
     from tf2dist.input.make_adapter import make_finite_adapter
@@ -51,21 +59,39 @@ def test_a_dataset_is_read_a_few_times_however_long_it_is(tf, pool, passes):
     model = classifier(OPTIMIZERS["sgd"]())
     x, y = data()
     model.evaluate(x, y, verbose=0)  # makes its metrics
-    dataset = tf.data.Dataset.from_tensor_slices((x, y)).repeat(20).batch(2)
+    read = tf.Variable(0)
+
+    def note(*rows):
+        read.assign_add(1)
+        return rows
+
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).repeat(8).map(note).batch(3)
     adapter = make_finite_adapter(dataset)
     step = CompiledStep(model)
     whole = list(passes.evaluate(step, adapter, one_by_one=False))
+    assert int(read) == 8 * len(x)
     each = list(passes.evaluate(step, adapter, one_by_one=True))
     found = np.concatenate(list(passes.predict(PredictStep(model), adapter)))
-    assert pool.scheduled <= 3 * 4
-    np.testing.assert_allclose(found, np.tile(model(x), (20, 1)), rtol=1e-5, atol=1e-6)
+    assert int(read) == 3 * 8 * len(x)
+    assert pool.scheduled < 3 * 12  # not one by one
+    np.testing.assert_allclose(found, np.tile(model(x), (8, 1)), rtol=1e-5, atol=1e-6)
     assert [steps for steps, _ in each] == [1] * adapter.steps == [1] * sum(steps for steps, _ in whole)
     for ours, theirs in zip(np.sum([sums for _, sums in each], 0), np.sum([sums for _, sums in whole], 0), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6)
-    once = make_finite_adapter((x, y), batch_size=2)
-    of_arrays = list(passes.evaluate(step, once, one_by_one=True))[: len(x) // 2]  # the last one may be smaller
-    for (_, ours), (_, theirs) in zip(each, of_arrays, strict=False):
+    of_arrays = list(passes.evaluate(step, make_finite_adapter((x, y), batch_size=3), one_by_one=True))
+    for (_, ours), (_, theirs) in zip(each[: len(x) // 3], of_arrays, strict=False):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+
+
+def test_a_dataset_that_ends_early(tf, passes):
+    from tf2dist.execution.compiled_step import CompiledStep
+    from tf2dist.input.make_adapter import make_finite_adapter
+
+    model = classifier(OPTIMIZERS["sgd"]())
+    model.evaluate(*data(), verbose=0)
+    ends = tf.data.Dataset.from_tensor_slices(data()).filter(lambda x, y: True).batch(8)
+    with pytest.raises(tf.errors.OutOfRangeError, match="the dataset has"):
+        list(passes.evaluate(CompiledStep(model), make_finite_adapter(ends, steps=1000), one_by_one=False))
 
 
 def test_arrays_take_the_place_of_others_of_their_shape(passes):

@@ -2,7 +2,7 @@
 
 python -m tests.programs.applied_batches OUT KILLS SEED MODE...
 
-For each mode worker 1 is killed KILLS times while it makes updates. Each update adds 1 to its batch's row of two
+For each mode worker 1 is killed, or stopped for a while, KILLS times while it makes updates. Each update adds 1 to its batch's row of two
 variables, or to their momentum, which never fades and moves the variables once an update.
 """
 
@@ -93,6 +93,9 @@ MODES = {
     "wide scaled": {"width": WIDE, "wrap": scaled, "epochs": 20},
     "table": {"layer": keras.layers.Embedding},
     "local steps": {"options": tf2dist.ParameterServer(local_steps=5)},
+    "stopped": {"stops": True},
+    "slow stopped": {"stops": True, "rate": Slow, "momentum": 1.0},
+    "stopped, local steps": {"stops": True, "options": tf2dist.ParameterServer(local_steps=5)},
     "sync": {"options": SYNC, "momentum": 1.0},
     "wide sync": {"options": SYNC, "momentum": 1.0, "width": WIDE},
     "backup": {"options": tf2dist.ParameterServer("sync", backup_workers=1), "momentum": 1.0},
@@ -111,10 +114,14 @@ def worker():
 
 
 class Kills(keras.callbacks.Callback):
-    """Kills worker 1 at random moments; notes after each epoch what is counted and applied, and ends the training."""
+    """Kills worker 1 at random moments; notes after each epoch what is counted and applied, and ends the training.
 
-    def __init__(self, momentum, epochs):
+    Or stops it, until others have ended some epochs without it, in which it sees none of what has happened since.
+    """
+
+    def __init__(self, momentum, epochs, stops):
         super().__init__()
+        self._stops = stops
         self._epochs = epochs  # at least
         self._thread = threading.Thread(target=self._kill, daemon=True)
         self._counting = momentum
@@ -157,16 +164,24 @@ class Kills(keras.callbacks.Callback):
             while self._by_worker_1() < before + 3:  # it makes updates
                 time.sleep(0.01)
             time.sleep(draw.random() * 0.2)
-            os.kill(pid, signal.SIGKILL)
-            self.killed, last = self.killed + 1, pid
+            if self._stops:
+                os.kill(pid, signal.SIGSTOP)
+                ended = len(self.notes)
+                while len(self.notes) < ended + 5:
+                    time.sleep(0.01)
+                os.kill(pid, signal.SIGCONT)
+                self.killed += 1
+            else:
+                os.kill(pid, signal.SIGKILL)
+                self.killed, last = self.killed + 1, pid
             time.sleep(0.5)  # its last update is over
 
 
-def run(mode, options=None, epochs=1, **made):
+def run(mode, options=None, epochs=1, stops=False, **made):
     options = options or tf2dist.ParameterServer()
     with strategy.scope():
         model = build(**made)
-    noted, directory = Kills(bool(made.get("momentum")), epochs), out / mode.replace(" ", "-")
+    noted, directory = Kills(bool(made.get("momentum")), epochs, stops), out / mode.replace(" ", "-")
     size = 2 if options == SYNC else 1  # an update's slices come from different batches when a worker was lost
     rows = np.arange(size * BATCHES) % BATCHES
     history = tf2dist.fit(

@@ -1,4 +1,4 @@
-"""Run in every process of a parameter server job, of which one worker is stopped for many executions of one epoch.
+"""Run in every process of a parameter server job, of which worker 1 is stopped in training, and in evaluation.
 
 python -m tests.programs.stopped_worker OUT
 """
@@ -13,28 +13,66 @@ import tf2dist
 strategy = tf2dist.join("ps")
 out = pathlib.Path(sys.argv[1])
 
+import keras  # noqa: E402
+import numpy as np  # noqa: E402
+import tensorflow as tf  # noqa: E402
+
 from tests.models import OPTIMIZERS, classifier, data  # noqa: E402
 
-STOPPED_AT, WITHOUT, STEPS = 20, 40, 100
+EPOCHS, STEPS = 4, 60
+
+
+def ask(what):
+    """Has the test stop worker 1, or have it go on."""
+    (out / what).touch()
+    while not (out / f"{what} done").exists():
+        time.sleep(0.01)
 
 
 class Asks(tf2dist.ExecutionCallback):
-    """Asks for worker 1 to be stopped, and after more executions than may be under way for it to go on."""
+    """Has worker 1 stopped in the first epoch, and go on after the last but one."""
 
     executions = 0
 
     def on_train_batch_end(self, batch, logs=None):
         self.executions += 1
-        if self.executions == STOPPED_AT:
-            (out / "stop").touch()
-            while not (out / "stopped").exists():
-                time.sleep(0.01)
-        if self.executions == STOPPED_AT + WITHOUT:
-            (out / "go_on").touch()
+        if self.executions == 20:
+            ask("stop in training")
+
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == EPOCHS - 2:
+            ask("go on in training")
+
+
+class AsksInEvaluation(tf2dist.ExecutionCallback):
+    """Has worker 1 stopped after the first batches of an evaluation."""
+
+    asked = False
+
+    def on_test_batch_end(self, batch, logs=None):
+        if not self.asked:
+            self.asked = True
+            ask("stop in evaluation")
 
 
 with strategy.scope():
     model = classifier(OPTIMIZERS["sgd"]())
+x, y = data()
 asks = Asks()
-tf2dist.fit(model, data(), batch_size=4, steps_per_epoch=STEPS, steps_per_execution=1, callbacks=asks)
-(out / "result.json").write_text(json.dumps({"updates": tf2dist.updates(model), "executions": asks.executions}))
+history = tf2dist.fit(
+    model, (x, y), batch_size=4, epochs=EPOCHS, steps_per_epoch=STEPS, steps_per_execution=1, validation_data=(x, y),
+    callbacks=asks, verbose=0,
+)  # fmt: skip
+many = tf.data.Dataset.from_tensor_slices((x, y)).repeat(50).batch(8)
+evaluated = tf2dist.evaluate(model, many, callbacks=AsksInEvaluation(), return_dict=True, verbose=0)
+predicted = tf2dist.predict(model, many.map(lambda x, y: x), verbose=0)
+of_arrays = tf2dist.evaluate(model, x, y, batch_size=8, return_dict=True, verbose=0)
+ask("go on in evaluation")
+result = {
+    "updates": tf2dist.updates(model),
+    "validations": len(history.history["val_loss"]),
+    "evaluated": evaluated,
+    "of arrays": of_arrays,
+    "predicted": bool(np.allclose(predicted, np.tile(keras.ops.convert_to_numpy(model(x)), (50, 1)), atol=1e-5)),
+}
+(out / "result.json").write_text(json.dumps(result))

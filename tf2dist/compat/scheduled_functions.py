@@ -3,31 +3,41 @@
 from __future__ import annotations
 
 import contextlib
-import threading
+import weakref
+from collections.abc import Callable
 
 import tensorflow as tf
 from tensorflow.python.distribute.coordinator.values import RemoteValueImpl
 
 
 def has_ended(remote: RemoteValueImpl) -> bool:
-    """Is the scheduled function over, however it ended? TensorFlow's own `fetch` waits for one function only."""
-    return remote._status_available_event.is_set()
+    """Is the scheduled function over, however it ended, and what it returned here?
+
+    TensorFlow's own `fetch` waits for one function only. (A function that has returned is run again if its worker dies
+    before the coordinator has a copy: `Worker._process_closure` in
+    tensorflow/python/distribute/coordinator/cluster_coordinator.py.)
+    """
+    return remote._has_fetched_to_local or remote._error is not None
 
 
-def announce_end(remote: RemoteValueImpl, ends: threading.Condition) -> None:
-    """Has those who wait for `ends` woken when the scheduled function is over.
+def announce_end(remote: RemoteValueImpl, tell: Callable[[], None]) -> None:
+    """Has `tell()` called by the worker's thread when the scheduled function is over.
 
     If it is over just now that may be missed, so whoever waits is to look by `has_ended` before, and now and then.
     """
-    event = remote._status_available_event
-    tell = event.set
+    known = weakref.ref(remote)  # or the results of a function would stay until cycles are collected
 
-    def set_and_tell() -> None:
-        tell()
-        with ends:
-            ends.notify_all()
+    def then_tell(name: str) -> Callable:
+        def call(*args):
+            try:
+                return getattr(RemoteValueImpl, name)(known(), *args)
+            finally:
+                tell()
 
-    event.set = set_and_tell
+        return call
+
+    for name in ("get", "_set_error"):
+        setattr(remote, name, then_tell(name))
 
 
 def cancel_scheduled(coordinator: tf.distribute.coordinator.ClusterCoordinator, limit: float) -> int:

@@ -19,6 +19,7 @@ from tf2dist.parameter_server import wide_sums
 from tf2dist.parameter_server.fencing_tokens import FencingTokens, Token
 from tf2dist.parameter_server.local_sgd import LocalSgd
 from tf2dist.parameter_server.options import ParameterServer
+from tf2dist.parameter_server.pace import Pace
 from tf2dist.parameter_server.sharded_pass import ShardedPass
 from tf2dist.parameter_server.update_counter import UpdateCounter
 from tf2dist.parameter_server.variable_mutex import one_worker_at_a_time
@@ -36,6 +37,9 @@ class AsynchronousDispatcher:
     TensorFlow runs an execution again when its worker dies, so some of its steps would be applied twice. Each
     execution therefore takes a fencing token first. Steps that were lost with a worker are missing from the servers'
     count of what was applied; the loop schedules them again, with new tokens, when nothing else is under way.
+
+    A worker that is slow, or stopped, does not hold up the others: when one of them has nothing left to do, the tokens
+    of executions that take much longer than others are revoked, and the loop schedules again what they have not made.
     """
 
     def __init__(self, strategy: tf.distribute.ParameterServerStrategy, options: ParameterServer):
@@ -50,10 +54,12 @@ class AsynchronousDispatcher:
         self.workers = self._pool.count
         self.max_in_flight = self.workers * _EXECUTIONS_PER_WORKER
         self._updates = UpdateCounter(strategy)
-        self._tokens = FencingTokens(strategy, self.max_in_flight)
+        self._tokens = FencingTokens(strategy, self.max_in_flight, beside=self._updates.variable)
         self._passes = ShardedPass(self._pool)
         self._scheduled: list[tuple[Token, Any]] = []  # with the remote value of each execution
         self._lost_steps = False  # since nothing was under way
+        self._abandoned = 0  # executions that were revoked and are not waited for
+        self._pace = Pace()
 
     @property
     def global_step(self) -> int:
@@ -61,9 +67,10 @@ class AsynchronousDispatcher:
         return self._updates.value
 
     def compile(self, step: TrainStep):
-        """`f(iterator, token i64[3]) -> [*sums, f64[3]]`: the steps, the seconds, and the token's uses."""
+        """`f(iterator, token i64[3]) -> [*sums, f64[3]]`: the steps, the seconds, and the token's count."""
         assert isinstance(step, CompiledStep)  # model_validation refuses models with steps of their own
         self._updates.follow(update_counters(step.model.optimizer))
+        self._pace = Pace(self._options.local_steps)
         local_steps = self._options.local_steps
         take_steps = self._take_local_steps(step) if local_steps > 1 else self._take_one_step(step)
 
@@ -71,47 +78,58 @@ class AsynchronousDispatcher:
         def execution(iterator, token):
             # The loop exchanges with the servers only what it must: each tensor that goes there or comes from there,
             # and each condition that something there depends on, is a message in each turn.
-            steps, uses = self._tokens.take(token)
+            steps, count, held = self._tokens.take(token)
             n, began = tf.cast(steps, tf.int32), tf.timestamp()
 
             @tf.function(input_signature=[tf.TensorSpec([], tf.int32)])  # traced once, used several times
             def turn(now):
-                return take_steps(iterator, now)
+                *sums, valid = take_steps(iterator, now, lambda: self._tokens.is_valid(held))
+                made = tf.where(valid, now, 0)
+                return [*(tf.where(valid, s, tf.zeros_like(s)) for s in sums), made]
 
-            sums, done, unrolled = wide_sums.zeros(step), 0, _unroll_factor(turn) if local_steps == 1 else 1
+            sums, done, valid = wide_sums.zeros(step), 0, True
+            unrolled = _unroll_factor(turn) if local_steps == 1 else 1
             if unrolled > 1:
-                while done + unrolled <= n:
+                while valid and done + unrolled <= n:
+                    before = done
                     for _ in range(unrolled):
-                        sums, done = wide_sums.add(sums, turn(1)), done + 1
-            while done < n:
+                        *more, made = turn(1)
+                        sums, done = wide_sums.add(sums, more), done + made
+                    valid = done == before + unrolled
+            while valid and done < n:
                 now = tf.minimum(n - done, local_steps)
-                sums, done = wide_sums.add(sums, turn(now)), done + now
+                *more, made = turn(now)
+                sums, done, valid = wide_sums.add(sums, more), done + made, made == now
             with tf.control_dependencies(sums):
                 seconds = tf.timestamp() - began
-            return [*sums, tf.stack([tf.cast(done, tf.float64), seconds, tf.cast(uses, tf.float64)])]
+            return [*sums, tf.stack([tf.cast(done, tf.float64), seconds, tf.cast(count, tf.float64)])]
 
         return execution
 
     def _take_one_step(self, step: CompiledStep) -> Callable:
-        """A function that makes one update on the servers' variables and returns its metric sums."""
+        """A function that makes one update on the servers' variables; returns its metric sums, and whether it did."""
         strategy, together = self._pool.strategy, not self._slices.single  # several replicas of a worker
-        update = (lambda element: step.update(*element)) if together else WorkerStep(step, self._updates).update
+        own = WorkerStep(step, self._updates)
 
-        def take(iterator, n):
+        def take(iterator, n, is_valid):
+            update = (lambda element: step.update(*element)) if together else (lambda e: own.update(e, is_valid))
             with one_worker_at_a_time(step.model.optimizer):
                 results = strategy.run(update, args=(next(iterator),))
+            if not together:
+                return [strategy.experimental_local_results(r)[0] for r in results]
             sums = [tf.add_n(strategy.experimental_local_results(r)) for r in results]
-            if together:
-                with tf.control_dependencies(sums):
-                    self._updates.add(1)
-            return sums
+            with tf.control_dependencies(sums):
+                self._updates.add(1)
+            return [*sums, True]
 
         return take
 
     def _take_local_steps(self, step: CompiledStep) -> Callable:
-        """A function that makes up to `local_steps` updates on a copy of the weights and returns their metric sums."""
+        """As `_take_one_step`, up to `local_steps` updates on a copy of the weights."""
         local = LocalSgd(step, self._updates)
-        return lambda iterator, n: local.run_round(lambda: self._pool.first_replica(next(iterator)), n)
+        return lambda iterator, n, is_valid: local.run_round(
+            lambda: self._pool.first_replica(next(iterator)), n, is_valid
+        )
 
     def open_stream(self, data: DataAdapter, start: int):
         """See `Dispatcher`. Of n workers, worker w reads the batches start + w, start + w + n, ..."""
@@ -130,27 +148,59 @@ class AsynchronousDispatcher:
         if not self._scheduled:
             self._updates.snapshot()
         token = self._tokens.issue(steps)
-        self._scheduled.append((token, self._pool.schedule(execution, (stream, token.tensor()))))
+        try:
+            remote = self._pool.schedule(execution, (stream, token.tensor()))
+        except BaseException:
+            self._tokens.give_back(token, token.count)
+            raise
+        self._scheduled.append((token, remote))
 
     def next_result(self) -> ExecutionResult:
         """See `Dispatcher`."""
-        place = self._pool.first_ended([remote for _, remote in self._scheduled])
-        token, remote = self._scheduled[place]
-        fetched = self._pool.fetch(remote)
-        del self._scheduled[place]  # not before: an error leaves it for `cancel`
-        if fetched is None:
-            self._tokens.take_back(token, None)
-            result = ExecutionResult(token.steps, None, 0.0)
+        if not self._abandoned:
+            place = self._first_ended()
+        if self._abandoned:
+            self._abandoned -= 1
+            result = ExecutionResult(0, None, 0.0)
         else:
-            *sums, (done, seconds, uses) = fetched
-            self._tokens.take_back(token, int(uses))
-            result = ExecutionResult(int(done), sums, float(seconds))
-        self._lost_steps |= result.sums is None or result.steps < token.steps
-        if self._lost_steps and not self._scheduled:
+            result = self._fetch(*self._scheduled[place])
+            del self._scheduled[place]  # not before: an error leaves it for `cancel`
+        if self._lost_steps and not (self._scheduled or self._abandoned):
             self._updates.settle()
             self._updates.correct_others()
             self._lost_steps = False
         return result
+
+    def _fetch(self, token: Token, remote) -> ExecutionResult:
+        fetched = self._pool.fetch(remote)
+        if fetched is None:
+            result = ExecutionResult(token.steps, None, 0.0)
+        else:
+            *sums, (done, seconds, count) = fetched
+            result = ExecutionResult(int(done), sums, float(seconds))
+        if result.sums is None or result.steps < token.steps:
+            self._lost_steps = True
+            self._tokens.revoke([token])  # whoever was taken for dead may be at it
+        else:
+            self._tokens.give_back(token, int(count))
+            self._pace.observe(result)
+        return result
+
+    def _first_ended(self) -> int:
+        """Waits for an execution; returns its place. None of those is left that are held up, if others have time."""
+        remotes = [remote for _, remote in self._scheduled]
+        tokens = [token for token, _ in self._scheduled]
+        if len(remotes) >= self.workers or not self._slices.single:
+            return self._pool.first_ended(remotes)
+        place = self._pool.first_ended(remotes, self._pace.limit(max(token.steps for token in tokens)))
+        if place is None:
+            self._tokens.revoke(tokens)
+            place = self._pool.first_ended(remotes, self._pace.revoked())
+        if place is None:
+            self._pool.abandon(remotes, self)
+            self._abandoned, self._lost_steps = len(remotes), True
+            self._scheduled.clear()
+        return place or 0
 
     def cancel(self) -> None:
         """Ends executions that an error has left behind; what they have applied by then counts.
@@ -158,13 +208,12 @@ class AsynchronousDispatcher:
         Raises:
           TrainingError: workers have not ended them in 90 s. The next call tries again.
         """
-        if self._scheduled:
+        if self._scheduled or self._abandoned:
             self._pool.cancel()
+            self._tokens.revoke([token for token, _ in self._scheduled])
             self._updates.abandon()
-            for token, _ in self._scheduled:
-                self._tokens.take_back(token, None)
             self._scheduled.clear()
-            self._lost_steps = False
+            self._abandoned, self._lost_steps = 0, False
 
     def evaluate(
         self, step: TrainStep, data: FiniteDataAdapter, *, one_by_one: bool = False

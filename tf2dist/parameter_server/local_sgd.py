@@ -42,10 +42,10 @@ class LocalSgd:
         # The rates are only read, but fetched with the others: reading one in each step would be a message in each.
         self._fetched = FusedTransfer([*self._written.variables, *rates], LOCAL_STEPS_LIMIT)
 
-    def run_round(self, next_batch: Callable, n) -> list[tf.Tensor]:
-        """Makes `n` i32[] updates on the batches that `next_batch()` returns; returns their metric sums.
+    def run_round(self, next_batch: Callable, n, is_valid: Callable[[], tf.Tensor]) -> list[tf.Tensor]:
+        """Makes `n` i32[] updates on the batches that `next_batch()` returns, if the server finds them valid.
 
-        In a graph on the worker.
+        In a graph on the worker. Returns their metric sums, and whether it did bool[].
         """
         written = len(self._written.variables)
         fetched, sums = self._fetched.fetch(), wide_sums.zeros(self._step)
@@ -61,8 +61,7 @@ class LocalSgd:
             for number, (variable, new) in enumerate(zip(self._written.variables, sent, strict=True)):
                 (variable.value.assign_add if number < self._added else variable.value.assign)(new)
 
-        self._counter.apply(apply, sent, n)
-        return sums
+        return [*sums, self._counter.apply(apply, sent, n, is_valid)]
 
     def _update(self, values, batch):
         """One update of `values`; returns the new values and the metric sums."""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections import deque
+import heapq
+import itertools
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,6 +16,7 @@ import tensorflow as tf
 from tf2dist.execution.predict_step import PredictStep
 from tf2dist.execution.steps_per_execution import EVALUATION_BATCHES
 from tf2dist.execution.train_step import TrainStep
+from tf2dist.input.batch_groups import group_signature, grouped, single_batches
 from tf2dist.input.batch_slicing import ReplicaSlices
 from tf2dist.input.data_adapter import FiniteDataAdapter
 from tf2dist.parameter_server import wide_sums
@@ -20,12 +24,38 @@ from tf2dist.parameter_server.worker_pool import WorkerPool, repeat_element
 
 _SHARDS_PER_WORKER = 4  # small enough that a slow worker does not hold up the others
 _UNDER_WAY_PER_WORKER = 4
+_MIN_PATIENCE = 1.0  # seconds
+
+
+@dataclass(frozen=True)
+class _Shard:
+    """A part of the data.
+
+    Attributes:
+      number: shards count from 0.
+      batches: how many it has.
+      arguments: of the function that computes it.
+    """
+
+    number: int
+    batches: int
+    arguments: tuple
+
+
+@dataclass(frozen=True)
+class _Scheduled:
+    """A shard that a worker computes, since a time of `time.monotonic`."""
+
+    shard: _Shard
+    remote: Any
+    since: float
 
 
 class ShardedPass:
     """Computes each shard of the data on some worker.
 
-    A shard is a pure function of its number: it counts once, whichever worker computes it, and however often.
+    A shard is a pure function of what is sent: it counts once, whichever worker computes it, and however often. Arrays
+    are on the workers, which are told numbers of shards. A dataset is read here, once, and its batches are sent.
     """
 
     def __init__(self, pool: WorkerPool):
@@ -37,86 +67,148 @@ class ShardedPass:
         self, step: TrainStep, data: FiniteDataAdapter, *, one_by_one: bool
     ) -> Iterator[tuple[int, list[np.ndarray]]]:
         """Yields how many batches were evaluated, and their metric sums; `one_by_one`: of each batch, in order."""
-        steps = data.steps or 0
-        if one_by_one and data.begins_anywhere:
-            for _, sums, _ in self._shards("evaluate", _shard_sums(step), data, steps):
-                yield 1, sums
-        elif one_by_one:
-            found = {n: sums for n, sums, _ in self._shards("evaluate each", _each_sums(step), data, self._few)}
-            for number in range(steps):
-                yield 1, [each[number // len(found)] for each in found[number % len(found)]]
+        if one_by_one:
+            function, _ = self._function("evaluate each", _each_sums(step), data)
+            shards = data.steps or 0 if data.begins_anywhere else self._few
+            for shard, sums in _in_order(self._results(function, self._shards(data, shards))):
+                yield from ((1, [each[number] for each in sums]) for number in range(shard.batches))
         else:
-            shards = min(steps, self._few)
-            for number, sums, _ in self._shards("evaluate", _shard_sums(step), data, shards):
-                yield len(range(number, steps, shards)), sums
-
-    @property
-    def _few(self) -> int:
-        """Shards, where each reads the data from its beginning."""
-        return self._pool.count * _SHARDS_PER_WORKER
+            function, _ = self._function("evaluate", _shard_sums(step), data)
+            for shard, sums in self._results(function, self._shards(data, self._few)):
+                yield shard.batches, sums
 
     def predict(self, step: PredictStep, data: FiniteDataAdapter) -> Iterator[Any]:
         """Yields the outputs for each batch, in order: nested arrays f[b, ...]."""
-        steps = data.steps or 0
-        shards = self._few
-        if data.begins_anywhere:
-            shards = max(shards, -(-steps // EVALUATION_BATCHES))
+        function, structure = self._function("predict", _shard_outputs(step), data)
+        shards = max(self._few, -(-(data.steps or 0) // EVALUATION_BATCHES))
         found: dict[int, list] = {}
-        for number, (rows, *leaves), structure in self._shards("predict", _shard_outputs(step), data, shards):
+        for shard, (rows, *leaves) in _in_order(self._results(function, self._shards(data, shards))):
             ends = np.cumsum(rows)[:-1]
             columns = [np.split(leaf, ends) for leaf in leaves]
-            found[number] = [tf.nest.pack_sequence_as(structure, batch) for batch in zip(*columns, strict=True)]
-        for number in range(steps):
+            batches = [tf.nest.pack_sequence_as(structure[0], batch) for batch in zip(*columns, strict=True)]
+            if data.begins_anywhere:  # then shard 0 has the batches 0, n, 2 n, ...
+                found[shard.number] = batches
+            else:
+                yield from batches
+        for number in range(data.steps or 0 if found else 0):
             yield found[number % len(found)][number // len(found)]
 
-    def _shards(
-        self, name: str, compute: Callable, data: FiniteDataAdapter, shards: int
-    ) -> Iterator[tuple[int, list[np.ndarray], Any]]:
-        """Yields for each shard its number, and the two results of `compute(batches, n)` on its `n` batches."""
+    @property
+    def _few(self) -> int:
+        """Shards of data that has enough batches for them."""
+        return self._pool.count * _SHARDS_PER_WORKER
+
+    def _shards(self, data: FiniteDataAdapter, count: int) -> Iterator[_Shard]:
+        """The data in about `count` shards, or in more of a dataset with more than a worker takes at once."""
         steps = data.steps or 0
-        shards = min(steps, shards)
-        store, function, extra = self._prepare(name, compute, data)
-        left, under_way = deque(range(shards)), deque[tuple[int, Any]]()
+        if data.begins_anywhere:
+            count, store = min(steps, count), self._send(data)
+            for number in range(count):
+                arguments = (store, *(tf.constant(i, tf.int64) for i in (number, count, steps)))
+                yield _Shard(number, len(range(number, steps, count)), arguments)
+            return
+        batches = data.single_pass(data.local_tensors(), ReplicaSlices(), steps)
+        read = 0
+        for number, (n, together, ends) in enumerate(grouped(batches, min(EVALUATION_BATCHES, -(-steps // count)))):
+            yield _Shard(number, n, (together, ends))
+            read += n
+        if read < steps:
+            raise tf.errors.OutOfRangeError(None, None, f"the dataset has {read} batches")
+
+    def _results(self, function, shards: Iterator[_Shard]) -> Iterator[tuple[_Shard, list[np.ndarray]]]:
+        """Yields the shards with what the function returns for them, as they come."""
+        under_way: list[_Scheduled] = []
+        longest = patience = 0.0
+
+        def schedule(shard: _Shard) -> None:
+            under_way.append(_Scheduled(shard, self._pool.schedule(function, shard.arguments), time.monotonic()))
+
         try:
-            while left or under_way:
-                while left and len(under_way) < self._pool.count * _UNDER_WAY_PER_WORKER:
-                    numbers = [tf.constant(i, tf.int64) for i in (left[0], shards, steps)]
-                    under_way.append((left.popleft(), self._pool.schedule(function, (store, *numbers))))
-                shard, remote = under_way[0]
-                fetched = self._pool.fetch(remote)
-                under_way.popleft()
-                if fetched is None:  # lost with its worker, and computed again
-                    left.append(shard)
-                else:
-                    yield shard, fetched, extra[0]
-        except GeneratorExit:  # the caller has enough; what is under way is no part of what comes next
-            for _, remote in under_way:
+            while True:
+                free = max(0, self._pool.count * _UNDER_WAY_PER_WORKER - len(under_way))
+                for shard in itertools.islice(shards, free):
+                    schedule(shard)
+                if not under_way:
+                    return
+                idle = longest and len(under_way) < self._pool.count
+                patience = max(_MIN_PATIENCE, 2 * longest, patience)
+                place = self._pool.first_ended([s.remote for s in under_way], *([patience] if idle else []))
+                if place is None:  # a worker is stopped, or slow: another one is to compute it, too
+                    patience *= 2
+                    for shard in {s.shard.number: s.shard for s in under_way}.values():
+                        schedule(shard)
+                    continue
+                ended = under_way[place]
+                fetched = self._pool.fetch(ended.remote)
+                del under_way[place]
+                if fetched is None:  # lost with its worker
+                    schedule(ended.shard)
+                    continue
+                longest, patience = max(longest, time.monotonic() - ended.since), 0.0
+                twice = [s for s in under_way if s.shard is ended.shard]
+                self._pool.abandon([s.remote for s in twice], self)
+                under_way = [s for s in under_way if s not in twice]
+                yield ended.shard, fetched
+        except BaseException:  # the caller has enough, say; what is under way is no part of what comes next
+            for scheduled in under_way:
                 with contextlib.suppress(Exception):
-                    self._pool.fetch(remote)
+                    self._pool.fetch(scheduled.remote)
             raise
 
-    def _prepare(self, name: str, compute: Callable, data: FiniteDataAdapter):
-        """The data on the workers, a function that computes a shard of it, and a list for what tracing finds out."""
-        key = name, data.cache_key()
-        _, function, extra = self._functions.get(key, (None, None, None))
-        tensors, extra = data.remote_tensors(), extra or [None]
+    def _send(self, data: FiniteDataAdapter) -> Any:
+        """The data on the workers: an iterator that always yields the same tensors keeps them there."""
         last, store = self._sent
         if last is not data:
-            # An iterator that always yields the same tensors keeps them on the worker: they travel once.
+            tensors = data.remote_tensors()
             store = self._pool.open_iterators(lambda: repeat_element((tensors,)))
             self._sent = data, store
-        if function is None:
+        return store
 
-            @tf.function
-            def function(store, shard, shards, steps):
-                (held,) = self._pool.first_replica(next(store))
-                n = tf.cast((steps - shard + shards - 1) // shards, tf.int32)
-                batches = iter(data.single_pass(held, ReplicaSlices(), steps, shard, shards))
-                result, extra[0] = compute(batches, n)
-                return result
+    def _function(self, name: str, compute: Callable, data: FiniteDataAdapter):
+        """A function of a shard's arguments, and a list for what tracing finds out.
 
-            self._functions[key] = data, function, extra
-        return store, function, extra
+        `compute(batches, n)` returns what the function is to return for `n` batches, and what it has found out.
+        """
+        key = name, data.cache_key()
+        if key not in self._functions:
+            found: list[Any] = [None]
+            of_shard = self._of_arrays if data.begins_anywhere else self._of_group
+            # The adapter is kept: the key may have the identity of something that it holds.
+            self._functions[key] = of_shard(compute, data, found), found, data
+        function, found, _ = self._functions[key]
+        return function, found
+
+    def _of_arrays(self, compute: Callable, data: FiniteDataAdapter, found: list[Any]):
+        @tf.function
+        def function(store, shard, shards, steps):
+            (held,) = self._pool.first_replica(next(store))
+            n = tf.cast((steps - shard + shards - 1) // shards, tf.int32)
+            result, found[0] = compute(iter(data.single_pass(held, ReplicaSlices(), steps, shard, shards)), n)
+            return result
+
+        return function
+
+    def _of_group(self, compute: Callable, data: FiniteDataAdapter, found: list[Any]):
+        spec = data.element_spec()
+
+        @tf.function(input_signature=group_signature(spec))
+        def function(together, ends):
+            n = tf.shape(ends)[1] - 1
+            result, found[0] = compute(iter(single_batches(together, ends, spec)), n)
+            return result
+
+        return function
+
+
+def _in_order(results: Iterator[tuple[_Shard, Any]]) -> Iterator[tuple[_Shard, Any]]:
+    """The results, each when those of all shards before it were yielded."""
+    waiting: list[tuple[int, _Shard, Any]] = []
+    due = 0
+    for shard, result in results:
+        heapq.heappush(waiting, (shard.number, shard, result))
+        while waiting and waiting[0][0] == due:
+            yield heapq.heappop(waiting)[1:]
+            due += 1
 
 
 def _shard_sums(step: TrainStep):

@@ -36,6 +36,7 @@ class UpdateCounter:
         self._others: Sequence[tf.Variable] = ()
         self._before: list[int] = []
         self._never_ended = 0
+        self._in_one_call = True  # are all updates calls of the server itself?
 
     def follow(self, counters: Sequence[tf.Variable]) -> None:
         """Sets the optimizer's counters, which go up by one an update."""
@@ -55,42 +56,61 @@ class UpdateCounter:
         with tf.device(self.variable.device):  # a constant is made where it is used
             self.variable.assign_add(tf.cast(updates, tf.int64))
 
-    def apply(self, update: Callable[[], None], arrived: Sequence[tf.Tensor], updates) -> None:
+    def apply(
+        self, update: Callable[[], None], arrived: Sequence[tf.Tensor], updates, is_valid: Callable[[], tf.Tensor]
+    ) -> tf.Tensor:
         """Has the servers call `update()` and count `updates` i32[] when all of `arrived` is there, not before.
 
         On the worker. `arrived` are tensors on the servers, and `update` writes variables.
+
+        Args:
+          is_valid: is called on the server with the count; where it returns a bool[] that is false nothing is applied.
+
+        Returns:
+          bool[] on that server: was it applied?
         """
         device = self.variable.device
 
+        def make():
+            self.add(updates)
+            update()
+            return tf.constant(True)
+
+        made = _traced(make)  # in a branch of a condition an optimizer could not meet other replicas
+
+        def make_if_valid():
+            with tf.device(device):
+                valid = is_valid()
+            return tf.cond(valid, made, lambda: tf.constant(False))
+
+        @tf.function(autograph=False)
         def apply():
-            graph = tf.compat.v1.get_default_graph()
             with tf.device(device):
                 begun = self._under_way.assign_add(1, read_value=False)
             with tf.control_dependencies([begun]):
-                self.add(updates)
-                update()
-            changes = [op for op in graph.get_operations() if op.op_def.is_stateful]
-            with tf.device(device), tf.control_dependencies(changes):
+                found = make_if_valid()
+            with tf.device(device), tf.control_dependencies([found]):
                 ended = self._under_way.assign_sub(1, read_value=False)
             with tf.control_dependencies([ended]):
-                return tf.zeros([], tf.int32)  # the call must return something
+                return tf.identity(found)
 
-        applied = _traced(apply)
+        applied = apply.get_concrete_function()
         inputs = applied.captured_inputs
         if all(t.device == device for t in inputs if t.dtype == tf.resource):
             # When a worker dies, TensorFlow cancels its call on the servers: what waits for a mutex, say, never gets
             # it. It cancels no function that a RemoteCall has begun (tensorflow/core/kernels/function_ops.cc).
             with tf.device(device), tf.control_dependencies(arrived):
-                tf.raw_ops.RemoteCall(target=device, args=inputs, Tout=[tf.int32], f=applied)
-            return
+                (found,) = tf.raw_ops.RemoteCall(target=device, args=inputs, Tout=[tf.bool], f=applied)
+            found.set_shape([])
+            return found
+        self._in_one_call = False
         with tf.device(device):
             complete = tf.group(*arrived)  # each server tells the one with the counter, which tells all
         with tf.control_dependencies([complete]):
-            self.add(updates)
-            update()
+            return make_if_valid()
 
     def settle(self) -> None:
-        """Waits until the server has ended the updates that it has begun for workers that are lost.
+        """Waits until the server has ended the updates that it has begun for workers that are lost, or were stopped.
 
         Raises:
           TrainingError: it has not in a minute.
@@ -110,8 +130,11 @@ class UpdateCounter:
     def _wait(self, limit: float) -> int:
         """Waits until the servers have ended all updates; returns how many they have not, if for `limit` s none ended.
 
-        For a second they must be at none, and count none: what a worker that is lost has sent may be about to begin.
+        Workers that are lost must not make valid ones any more. An update that is a call of the server is begun before
+        it is found to be valid, so none is left when none is under way. Of others none is taken to be on its way when
+        none was counted for a second.
         """
+        still = 0.0 if self._in_one_call else _STILL_SECONDS
         deadline, last, count, since = time.monotonic() + limit, 0, self.value, time.monotonic()
         while True:
             under_way = max(0, int(self._under_way.numpy()) - self._never_ended)
@@ -121,7 +144,8 @@ class UpdateCounter:
             if under_way < last:
                 deadline = time.monotonic() + limit
             last = under_way
-            if time.monotonic() > min(deadline, since + _STILL_SECONDS):
+            is_still = not under_way and time.monotonic() >= since + still
+            if is_still or time.monotonic() > deadline:
                 return under_way
             time.sleep(_LOOK_SECONDS)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import tensorflow as tf
@@ -31,6 +32,8 @@ class WorkerPool:
       slices: the replicas of one worker, which cut its batches between them.
     """
 
+    _abandoned: ClassVar[list[tuple[Any, object]]] = []  # for which nobody waits, with their owners
+
     def __init__(self, strategy: tf.distribute.ParameterServerStrategy):
         self.strategy = strategy
         self.count = worker_count(strategy)
@@ -41,17 +44,36 @@ class WorkerPool:
     def schedule(self, function, args: tuple) -> Any:
         """Schedules a `tf.function` on the next free worker; returns its remote value."""
         remote = self._coordinator.schedule(function, args=args)
-        announce_end(remote, self._ends)
+        announce_end(remote, self._tell)
         return remote
 
-    def first_ended(self, remotes: Sequence[Any]) -> int:
-        """Waits until a scheduled function is over, however it ended; returns its place among `remotes`."""
+    def _tell(self) -> None:
+        with self._ends:
+            self._ends.notify_all()
+
+    def first_ended(self, remotes: Sequence[Any], limit: float = math.inf) -> int | None:
+        """Waits until a scheduled function is over, however it ended; returns its place among `remotes`.
+
+        None if none is over when this process has waited for `limit` seconds. (The time for which the whole machine
+        stood still is not counted.)
+        """
+        waits = 0
         with self._ends:
             while True:
                 for place, remote in enumerate(remotes):
                     if has_ended(remote):
                         return place
-                self._ends.wait(_LOOK_SECONDS)
+                if waits * _LOOK_SECONDS >= limit:
+                    return None
+                waits += not self._ends.wait(_LOOK_SECONDS)
+
+    def abandon(self, remotes: Sequence[Any], owner: object) -> None:
+        """Waits no more for scheduled functions that a worker is stopped in.
+
+        `owner` is kept for as long as they may run on: an error of theirs, as without its variables, would end the job.
+        """
+        left = [entry for entry in WorkerPool._abandoned if not has_ended(entry[0])]
+        WorkerPool._abandoned = left + [(remote, owner) for remote in remotes]
 
     def fetch(self, remote) -> list[np.ndarray] | None:
         """Waits for a scheduled function; None if it ended and its result was lost with its worker.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import keras
 import tensorflow as tf
 
@@ -35,8 +37,11 @@ class WorkerStep:
         self._transfer = FusedTransfer([*self._small, *self._scales], WORKER_STEP_LIMIT)
         self._first_server = weights[0].value.device if weights else None
 
-    def update(self, batch) -> list[tf.Tensor]:
-        """Makes one update on `batch`; returns its metric sums. In a replica's graph on the worker."""
+    def update(self, batch, is_valid: Callable[[], tf.Tensor]) -> list[tf.Tensor]:
+        """Makes one update on `batch`, if the server finds it valid; returns its metric sums, and whether it did bool[].
+
+        In a replica's graph on the worker.
+        """
         weights, optimizer = self._model.trainable_variables, self._model.optimizer
         fetched = self._transfer.fetch()
         with OverlayScope(zip(self._transfer.variables, fetched, strict=True), weights) as scope:
@@ -58,8 +63,7 @@ class WorkerStep:
             with tf.device(self._first_server), one_update_at_a_time(optimizer, weights):
                 self._step.apply(self._rescaled(gradients, scales))
 
-        self._counter.apply(apply, arrived, 1)
-        return sums
+        return [*sums, self._counter.apply(apply, arrived, 1, is_valid)]
 
     def _rescaled(self, gradients, scales) -> list:
         """Gradients of a loss that had these scales, as if it had those of now, by which Keras divides them."""

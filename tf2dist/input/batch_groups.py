@@ -1,0 +1,95 @@
+"""Batches of a dataset put together, so that many travel to a worker in few tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+_MAX_BYTES = 4 << 20  # of a group that has more than one batch
+
+
+@dataclass
+class _Group:
+    """Batches with the same structure, whose rows have the same shapes.
+
+    Attributes:
+      batches: the tensors of each batch.
+      nbytes: of all of them.
+    """
+
+    batches: list[list[tf.Tensor]] = field(default_factory=list)
+    nbytes: int = 0
+
+    def takes(self, batch: list[tf.Tensor], nbytes: int) -> bool:
+        """May another batch of so many bytes be put to these?"""
+        if not self.batches:
+            return True
+        alike = all(a.shape[1:] == b.shape[1:] for a, b in zip(self.batches[0], batch, strict=True))
+        return alike and self.nbytes + nbytes <= _MAX_BYTES
+
+    def add(self, batch: list[tf.Tensor], nbytes: int) -> None:
+        """Puts it to them."""
+        self.batches.append(batch)
+        self.nbytes += nbytes
+
+    def tensors(self) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """All rows of each tensor of a batch, and i64[tensors, batches + 1]: where those of each batch begin and end."""
+        columns = list(zip(*self.batches, strict=True))
+        ends = [tf.cumsum([0, *(len(t) for t in column)]) if column[0].shape.rank else None for column in columns]
+        of_scalars = tf.range(len(self.batches) + 1)
+        ends = [of_scalars if e is None else e for e in ends]
+        together = [tf.concat(c, 0) if c[0].shape.rank else tf.stack(c) for c in columns]
+        return together, tf.cast(tf.stack(ends), tf.int64)
+
+
+def grouped(batches: Iterable[Any], max_batches: int) -> Iterator[tuple[int, list[tf.Tensor], tf.Tensor]]:
+    """Yields groups of consecutive batches: how many there are, and what `single_batches` takes.
+
+    Args:
+      batches: nested structures of tensors, as of a `tf.data.Dataset`; ragged and sparse ones too.
+      max_batches: in a group.
+    """
+    group = _Group()
+    for batch in batches:
+        tensors = tf.nest.flatten(batch, expand_composites=True)
+        nbytes = sum(_nbytes(t) for t in tensors)
+        if len(group.batches) == max_batches or not group.takes(tensors, nbytes):
+            yield len(group.batches), *group.tensors()
+            group = _Group()
+        group.add(tensors, nbytes)
+    if group.batches:
+        yield len(group.batches), *group.tensors()
+
+
+def _nbytes(tensor: tf.Tensor) -> int:
+    if tensor.dtype == tf.string:
+        return int(tf.reduce_sum(tf.strings.length(tensor)))
+    return tensor.dtype.size * tensor.shape.num_elements()
+
+
+def group_signature(element_spec: Any) -> tuple[list[tf.TensorSpec], tf.TensorSpec]:
+    """Shapes and dtypes of the tensors of a group of batches with this spec."""
+    specs = tf.nest.flatten(element_spec, expand_composites=True)
+    return [_of_several(s) for s in specs], tf.TensorSpec([len(specs), None], tf.int64)
+
+
+def _of_several(spec: tf.TensorSpec) -> tf.TensorSpec:
+    rank = spec.shape.rank
+    return tf.TensorSpec(spec.shape if rank is None else [None, *spec.shape[1:]], spec.dtype)
+
+
+def single_batches(together: list[tf.Tensor], ends: tf.Tensor, element_spec: Any) -> tf.data.Dataset:
+    """The batches of a group, one after the other."""
+    specs = tf.nest.flatten(element_spec, expand_composites=True)
+
+    def cut(number: tf.Tensor) -> Any:
+        tensors = []
+        for place, (tensor, spec) in enumerate(zip(together, specs, strict=True)):
+            rows = tensor[ends[place, number] : ends[place, number + 1]]
+            tensors.append(tf.ensure_shape(rows if spec.shape.rank != 0 else rows[0], spec.shape))
+        return tf.nest.pack_sequence_as(element_spec, tensors, expand_composites=True)
+
+    return tf.data.Dataset.range(tf.shape(ends, tf.int64)[1] - 1).map(cut)
