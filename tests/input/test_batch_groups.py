@@ -37,7 +37,9 @@ def test_batches_come_back_as_they_were(tf, kind, most):
         "sparse": tf.SparseTensorSpec([None, 2], tf.int32),
     }.get(kind)
     if spec is None:
-        spec = tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]] if t.shape.rank else [], t.dtype), given[0])
+        spec = tf.nest.map_structure(
+            lambda t: tf.TensorSpec([None, *t.shape[1:]] if t.shape.rank else [], t.dtype), given[0]
+        )
 
     @tf.function(input_signature=group_signature(spec))
     def flat(together, ends):
@@ -53,7 +55,9 @@ def test_batches_come_back_as_they_were(tf, kind, most):
     assert [n for n, *_ in found] == {1: [1] * 5, 3: [3, 2], 100: [5]}[most] or kind == "lengths"
     assert sum(n for n, *_ in found) == len(given)
     ours = b"".join(flat(together, ends).numpy() for _, together, ends in found)
-    parts = [tf.io.serialize_tensor(t).numpy() for batch in given for t in tf.nest.flatten(batch, expand_composites=True)]
+    parts = [
+        tf.io.serialize_tensor(t).numpy() for batch in given for t in tf.nest.flatten(batch, expand_composites=True)
+    ]
     assert ours == b"".join(parts)
 
 

@@ -2,8 +2,8 @@
 
 python -m tests.programs.applied_batches OUT KILLS SEED MODE...
 
-For each mode worker 1 is killed, or stopped for a while, KILLS times while it makes updates. Each update adds 1 to its batch's row of two
-variables, or to their momentum, which never fades and moves the variables once an update.
+For each mode worker 1 is killed, or stopped for a while, KILLS times while it makes updates. Each update adds 1 to its
+batch's row of two variables, or to their momentum, which never fades and moves the variables once an update.
 """
 
 import json

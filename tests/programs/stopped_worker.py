@@ -1,6 +1,9 @@
 """Run in every process of a parameter server job, of which worker 1 is stopped in training, and in evaluation.
 
-python -m tests.programs.stopped_worker OUT
+python -m tests.programs.stopped_worker OUT [theirs]
+
+All functions were called before: TensorFlow tells each worker about a new one, and waits for its answer. With "theirs"
+threads wait for each other as TensorFlow has it (`tf2dist.compat.own_executors`).
 """
 
 import json
@@ -8,10 +11,15 @@ import pathlib
 import sys
 import time
 
+from tensorflow.python.eager import context
+
 import tf2dist
 
+theirs = context.executor_scope
 strategy = tf2dist.join("ps")
 out = pathlib.Path(sys.argv[1])
+if sys.argv[2:] == ["theirs"]:
+    context.executor_scope = theirs
 
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
@@ -30,13 +38,15 @@ def ask(what):
 
 
 class Asks(tf2dist.ExecutionCallback):
-    """Has worker 1 stopped in the first epoch, and go on after the last but one."""
+    """Has worker 1 stopped in the second epoch, and go on after the last but one."""
 
-    executions = 0
+    epoch = 0
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
 
     def on_train_batch_end(self, batch, logs=None):
-        self.executions += 1
-        if self.executions == 20:
+        if (self.epoch, batch) == (1, 19):
             ask("stop in training")
 
     def on_epoch_end(self, epoch, logs=None):
@@ -58,16 +68,27 @@ class AsksInEvaluation(tf2dist.ExecutionCallback):
 with strategy.scope():
     model = classifier(OPTIMIZERS["sgd"]())
 x, y = data()
-asks = Asks()
+many = tf.data.Dataset.from_tensor_slices((x, y)).repeat(50).batch(8)
+inputs = many.map(lambda x, y: x)
+
+
+def evaluate(callbacks=None):
+    return tf2dist.evaluate(model, many, callbacks=callbacks, return_dict=True, verbose=0)
+
+
+def predict():
+    return tf2dist.predict(model, inputs, verbose=0)
+
+
+evaluate()
+predict()
 history = tf2dist.fit(
     model, (x, y), batch_size=4, epochs=EPOCHS, steps_per_epoch=STEPS, steps_per_execution=1, validation_data=(x, y),
-    callbacks=asks, verbose=0,
+    callbacks=Asks(), verbose=0,
 )  # fmt: skip
-many = tf.data.Dataset.from_tensor_slices((x, y)).repeat(50).batch(8)
-evaluated = tf2dist.evaluate(model, many, callbacks=AsksInEvaluation(), return_dict=True, verbose=0)
-predicted = tf2dist.predict(model, many.map(lambda x, y: x), verbose=0)
-of_arrays = tf2dist.evaluate(model, x, y, batch_size=8, return_dict=True, verbose=0)
+evaluated, predicted = evaluate(AsksInEvaluation()), predict()
 ask("go on in evaluation")
+of_arrays = tf2dist.evaluate(model, x, y, batch_size=8, return_dict=True, verbose=0)
 result = {
     "updates": tf2dist.updates(model),
     "validations": len(history.history["val_loss"]),

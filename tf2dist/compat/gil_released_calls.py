@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
+import queue
+import threading
 
 import tensorflow as tf
 from tensorflow.python.client import pywrap_tf_session
@@ -23,6 +26,8 @@ def release_gil_in_remote_calls() -> None:
     (tensorflow/c/eager/c_api.h) and releases the lock. Errors of a function that runs in this process then do not
     say where in Python each of its operations was made. A TensorFlow that is built into fewer files than the wheels
     for Linux are keeps its own way.
+
+    A function is to be forgotten when Python frees it, in the middle of something else: a thread of its own sees to it.
     """
     try:
         _library()
@@ -30,7 +35,9 @@ def release_gil_in_remote_calls() -> None:
         return
     here = context.context()
     here.add_c_function = functools.partial(_add, here)
-    here.remove_function = functools.partial(_remove, here)
+    forgotten: queue.SimpleQueue[str] = queue.SimpleQueue()  # may be used while Python frees something
+    here.remove_function = forgotten.put
+    threading.Thread(target=_remove_each, args=(here, forgotten), name="forgotten functions", daemon=True).start()
 
 
 def _add(here, function) -> None:
@@ -40,8 +47,10 @@ def _add(here, function) -> None:
     _call("TFE_ContextAddFunctionDef", here, definition, ctypes.c_size_t(len(definition)))
 
 
-def _remove(here, name) -> None:
-    _call("TFE_ContextRemoveFunction", here, tf.compat.as_bytes(name))
+def _remove_each(here, names: queue.SimpleQueue[str]) -> None:
+    while True:
+        with contextlib.suppress(tf.errors.OpError):  # where a server is gone
+            _call("TFE_ContextRemoveFunction", here, tf.compat.as_bytes(names.get()))
 
 
 def _call(name: str, here, *arguments) -> None:

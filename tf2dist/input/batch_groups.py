@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,13 +37,10 @@ class _Group:
         self.nbytes += nbytes
 
     def tensors(self) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """All rows of each tensor of a batch, and i64[tensors, batches + 1]: where those of each batch begin and end."""
-        columns = list(zip(*self.batches, strict=True))
-        ends = [tf.cumsum([0, *(len(t) for t in column)]) if column[0].shape.rank else None for column in columns]
-        of_scalars = tf.range(len(self.batches) + 1)
-        ends = [of_scalars if e is None else e for e in ends]
-        together = [tf.concat(c, 0) if c[0].shape.rank else tf.stack(c) for c in columns]
-        return together, tf.cast(tf.stack(ends), tf.int64)
+        """All rows of each tensor, and where those of each batch begin and end: i64[tensors, batches + 1]."""
+        columns = [[t if t.shape.rank else t[tf.newaxis] for t in column] for column in zip(*self.batches, strict=True)]
+        ends = [list(itertools.accumulate(map(len, column), initial=0)) for column in columns]
+        return [tf.concat(column, 0) for column in columns], tf.constant(ends, tf.int64)
 
 
 def grouped(batches: Iterable[Any], max_batches: int) -> Iterator[tuple[int, list[tf.Tensor], tf.Tensor]]:

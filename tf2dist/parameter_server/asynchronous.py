@@ -38,8 +38,9 @@ class AsynchronousDispatcher:
     execution therefore takes a fencing token first. Steps that were lost with a worker are missing from the servers'
     count of what was applied; the loop schedules them again, with new tokens, when nothing else is under way.
 
-    A worker that is slow, or stopped, does not hold up the others: when one of them has nothing left to do, the tokens
-    of executions that take much longer than others are revoked, and the loop schedules again what they have not made.
+    A worker that is slow, or stopped, does not hold up the others: when one of them has nothing left to do, and the
+    executions that are left take much longer than others, their tokens are revoked, and the loop schedules again what
+    they have not made. (Not where a worker has several devices, whose updates are no single call.)
     """
 
     def __init__(self, strategy: tf.distribute.ParameterServerStrategy, options: ParameterServer):
@@ -58,7 +59,7 @@ class AsynchronousDispatcher:
         self._passes = ShardedPass(self._pool)
         self._scheduled: list[tuple[Token, Any]] = []  # with the remote value of each execution
         self._lost_steps = False  # since nothing was under way
-        self._abandoned = 0  # executions that were revoked and are not waited for
+        self._abandoned = 0  # executions that are not waited for, and whose result the loop has not got yet
         self._pace = Pace()
 
     @property
@@ -70,7 +71,7 @@ class AsynchronousDispatcher:
         """`f(iterator, token i64[3]) -> [*sums, f64[3]]`: the steps, the seconds, and the token's count."""
         assert isinstance(step, CompiledStep)  # model_validation refuses models with steps of their own
         self._updates.follow(update_counters(step.model.optimizer))
-        self._pace = Pace(self._options.local_steps)
+        self._pace = Pace()
         local_steps = self._options.local_steps
         take_steps = self._take_local_steps(step) if local_steps > 1 else self._take_one_step(step)
 
@@ -83,23 +84,16 @@ class AsynchronousDispatcher:
 
             @tf.function(input_signature=[tf.TensorSpec([], tf.int32)])  # traced once, used several times
             def turn(now):
-                *sums, valid = take_steps(iterator, now, lambda: self._tokens.is_valid(held))
-                made = tf.where(valid, now, 0)
-                return [*(tf.where(valid, s, tf.zeros_like(s)) for s in sums), made]
+                return take_steps(iterator, now, lambda: self._tokens.is_valid(held))
 
-            sums, done, valid = wide_sums.zeros(step), 0, True
-            unrolled = _unroll_factor(turn) if local_steps == 1 else 1
+            sums, done, unrolled = wide_sums.zeros(step), 0, _unroll_factor(turn) if local_steps == 1 else 1
             if unrolled > 1:
-                while valid and done + unrolled <= n:
-                    before = done
+                while done + unrolled <= n:
                     for _ in range(unrolled):
-                        *more, made = turn(1)
-                        sums, done = wide_sums.add(sums, more), done + made
-                    valid = done == before + unrolled
-            while valid and done < n:
+                        sums, done = wide_sums.add(sums, turn(1)), done + 1
+            while done < n:
                 now = tf.minimum(n - done, local_steps)
-                *more, made = turn(now)
-                sums, done, valid = wide_sums.add(sums, more), done + made, made == now
+                sums, done = wide_sums.add(sums, turn(now)), done + now
             with tf.control_dependencies(sums):
                 seconds = tf.timestamp() - began
             return [*sums, tf.stack([tf.cast(done, tf.float64), seconds, tf.cast(count, tf.float64)])]
@@ -107,7 +101,7 @@ class AsynchronousDispatcher:
         return execution
 
     def _take_one_step(self, step: CompiledStep) -> Callable:
-        """A function that makes one update on the servers' variables; returns its metric sums, and whether it did."""
+        """A function that makes one update on the servers' variables; returns its metric sums."""
         strategy, together = self._pool.strategy, not self._slices.single  # several replicas of a worker
         own = WorkerStep(step, self._updates)
 
@@ -120,7 +114,7 @@ class AsynchronousDispatcher:
             sums = [tf.add_n(strategy.experimental_local_results(r)) for r in results]
             with tf.control_dependencies(sums):
                 self._updates.add(1)
-            return [*sums, True]
+            return sums
 
         return take
 
@@ -157,9 +151,8 @@ class AsynchronousDispatcher:
 
     def next_result(self) -> ExecutionResult:
         """See `Dispatcher`."""
-        if not self._abandoned:
-            place = self._first_ended()
-        if self._abandoned:
+        place = None if self._abandoned else self._first_ended()
+        if place is None:
             self._abandoned -= 1
             result = ExecutionResult(0, None, 0.0)
         else:
@@ -183,24 +176,25 @@ class AsynchronousDispatcher:
             self._tokens.revoke([token])  # whoever was taken for dead may be at it
         else:
             self._tokens.give_back(token, int(count))
-            self._pace.observe(result)
+            self._pace.observe(result.steps, result.seconds)
         return result
 
-    def _first_ended(self) -> int:
-        """Waits for an execution; returns its place. None of those is left that are held up, if others have time."""
-        remotes = [remote for _, remote in self._scheduled]
-        tokens = [token for token, _ in self._scheduled]
+    def _first_ended(self) -> int | None:
+        """Waits for an execution; returns its place. None if those that are left are held up while a worker is idle.
+
+        Then their tokens are revoked: of what their workers are still to make nothing is applied. They do not hear of
+        that, which would be another message in each step.
+        """
+        remotes, tokens = [remote for _, remote in self._scheduled], [token for token, _ in self._scheduled]
         if len(remotes) >= self.workers or not self._slices.single:
             return self._pool.first_ended(remotes)
-        place = self._pool.first_ended(remotes, self._pace.limit(max(token.steps for token in tokens)))
+        place = self._pool.first_ended(remotes, self._pace.next_limit(max(token.steps for token in tokens)))
         if place is None:
             self._tokens.revoke(tokens)
-            place = self._pool.first_ended(remotes, self._pace.revoked())
-        if place is None:
             self._pool.abandon(remotes, self)
             self._abandoned, self._lost_steps = len(remotes), True
             self._scheduled.clear()
-        return place or 0
+        return place
 
     def cancel(self) -> None:
         """Ends executions that an error has left behind; what they have applied by then counts.

@@ -83,8 +83,8 @@ class FencingTokens:
         server, for `is_valid`.
         """
         with tf.device(self._counts.device):
-            held = tf.identity(token)
-            place, before, steps = tf.unstack(held)
+            place, before, steps = tf.unstack(tf.identity(token))
+            held = tf.stack([place, before // _GENERATION])
             added = tf.raw_ops.ResourceScatterNdAdd(
                 ref=self._counts.handle, indices=place[tf.newaxis, tf.newaxis], updates=tf.ones([1], tf.int64)
             )
@@ -99,8 +99,8 @@ class FencingTokens:
     def is_valid(self, held: tf.Tensor) -> tf.Tensor:
         """Was the token, the third that `take` returned, not revoked since? bool[]. In a graph, on the server."""
         with tf.device(self._counts.device):
-            place, before, _ = tf.unstack(held)
-            return self._count(place) // _GENERATION == before // _GENERATION
+            place, generation = tf.unstack(held)
+            return self._count(place) // _GENERATION == generation
 
     def _count(self, place: tf.Tensor) -> tf.Tensor:
         return tf.raw_ops.ResourceGather(resource=self._counts.handle, indices=place, dtype=tf.int64)

@@ -45,7 +45,7 @@ class LocalSgd:
     def run_round(self, next_batch: Callable, n, is_valid: Callable[[], tf.Tensor]) -> list[tf.Tensor]:
         """Makes `n` i32[] updates on the batches that `next_batch()` returns, if the server finds them valid.
 
-        In a graph on the worker. Returns their metric sums, and whether it did bool[].
+        In a graph on the worker. Returns their metric sums.
         """
         written = len(self._written.variables)
         fetched, sums = self._fetched.fetch(), wide_sums.zeros(self._step)
@@ -61,7 +61,8 @@ class LocalSgd:
             for number, (variable, new) in enumerate(zip(self._written.variables, sent, strict=True)):
                 (variable.value.assign_add if number < self._added else variable.value.assign)(new)
 
-        return [*sums, self._counter.apply(apply, sent, n, is_valid)]
+        self._counter.apply(apply, sent, n, is_valid)
+        return sums
 
     def _update(self, values, batch):
         """One update of `values`; returns the new values and the metric sums."""

@@ -58,56 +58,58 @@ class UpdateCounter:
 
     def apply(
         self, update: Callable[[], None], arrived: Sequence[tf.Tensor], updates, is_valid: Callable[[], tf.Tensor]
-    ) -> tf.Tensor:
+    ) -> None:
         """Has the servers call `update()` and count `updates` i32[] when all of `arrived` is there, not before.
 
         On the worker. `arrived` are tensors on the servers, and `update` writes variables.
 
         Args:
           is_valid: is called on the server with the count; where it returns a bool[] that is false nothing is applied.
-
-        Returns:
-          bool[] on that server: was it applied?
         """
         device = self.variable.device
 
         def make():
             self.add(updates)
             update()
-            return tf.constant(True)
+            return tf.zeros([], tf.int32)  # a call must return something
 
         made = _traced(make)  # in a branch of a condition an optimizer could not meet other replicas
-
-        def make_if_valid():
-            with tf.device(device):
-                valid = is_valid()
-            return tf.cond(valid, made, lambda: tf.constant(False))
-
-        @tf.function(autograph=False)
-        def apply():
-            with tf.device(device):
-                begun = self._under_way.assign_add(1, read_value=False)
-            with tf.control_dependencies([begun]):
-                found = make_if_valid()
-            with tf.device(device), tf.control_dependencies([found]):
-                ended = self._under_way.assign_sub(1, read_value=False)
-            with tf.control_dependencies([ended]):
-                return tf.identity(found)
-
-        applied = apply.get_concrete_function()
-        inputs = applied.captured_inputs
-        if all(t.device == device for t in inputs if t.dtype == tf.resource):
+        if all(t.device == device for t in made.captured_inputs if t.dtype == tf.resource):
             # When a worker dies, TensorFlow cancels its call on the servers: what waits for a mutex, say, never gets
             # it. It cancels no function that a RemoteCall has begun (tensorflow/core/kernels/function_ops.cc).
+            called = self._server_call(made, is_valid)
             with tf.device(device), tf.control_dependencies(arrived):
-                (found,) = tf.raw_ops.RemoteCall(target=device, args=inputs, Tout=[tf.bool], f=applied)
-            found.set_shape([])
-            return found
+                tf.raw_ops.RemoteCall(target=device, args=called.captured_inputs, Tout=[tf.int32], f=called)
+            return
         self._in_one_call = False
         with tf.device(device):
             complete = tf.group(*arrived)  # each server tells the one with the counter, which tells all
         with tf.control_dependencies([complete]):
-            return make_if_valid()
+            with tf.device(device):
+                valid = is_valid()
+            tf.cond(valid, made, lambda: tf.zeros([], tf.int32))
+
+    def _server_call(self, made, is_valid: Callable[[], tf.Tensor]):
+        """A function in which the server calls `made`, if that is valid, and notes that it is under way."""
+        specs = [tf.TensorSpec(t.shape, t.dtype) for t in made.inputs]
+        refused = tf.function(lambda *inputs: tf.zeros([], tf.int32), autograph=False).get_concrete_function(*specs)
+
+        @tf.function(autograph=False)
+        def call():
+            with tf.device(self.variable.device):
+                begun = self._under_way.assign_add(1, read_value=False)
+                with tf.control_dependencies([begun]):
+                    # Cheaper than tf.cond, which calls a function that calls this one.
+                    (found,) = tf.raw_ops.If(
+                        cond=is_valid(), input=made.captured_inputs, Tout=[tf.int32], then_branch=made,
+                        else_branch=refused,
+                    )  # fmt: skip
+                with tf.control_dependencies([found]):
+                    ended = self._under_way.assign_sub(1, read_value=False)
+                with tf.control_dependencies([ended]):
+                    return tf.identity(found)
+
+        return call.get_concrete_function()
 
     def settle(self) -> None:
         """Waits until the server has ended the updates that it has begun for workers that are lost, or were stopped.

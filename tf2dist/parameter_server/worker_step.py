@@ -38,7 +38,7 @@ class WorkerStep:
         self._first_server = weights[0].value.device if weights else None
 
     def update(self, batch, is_valid: Callable[[], tf.Tensor]) -> list[tf.Tensor]:
-        """Makes one update on `batch`, if the server finds it valid; returns its metric sums, and whether it did bool[].
+        """Makes one update on `batch`, if the server finds it valid; returns its metric sums.
 
         In a replica's graph on the worker.
         """
@@ -63,7 +63,8 @@ class WorkerStep:
             with tf.device(self._first_server), one_update_at_a_time(optimizer, weights):
                 self._step.apply(self._rescaled(gradients, scales))
 
-        return [*sums, self._counter.apply(apply, arrived, 1, is_valid)]
+        self._counter.apply(apply, arrived, 1, is_valid)
+        return sums
 
     def _rescaled(self, gradients, scales) -> list:
         """Gradients of a loss that had these scales, as if it had those of now, by which Keras divides them."""

@@ -16,6 +16,7 @@ from tf2dist.cluster.strategies import STRATEGIES
 from tf2dist.compat.central_storage import aggregate_by_default
 from tf2dist.compat.fetched_results import fetch_without_functions
 from tf2dist.compat.gil_released_calls import release_gil_in_remote_calls
+from tf2dist.compat.own_executors import use_own_executors
 from tf2dist.compat.strategies import mirrored
 from tf2dist.runtime import devices, session_options
 
@@ -53,6 +54,7 @@ def make_strategy(name: str, *, replicas: int | None = None, cluster: Cluster | 
         raise ValueError(f"{cluster.task} is a server: it has no strategy; tf2dist.serve runs it")
     devices.hide_gpus()
     release_gil_in_remote_calls()
+    use_own_executors()
     fetch_without_functions()
     return tf.distribute.ParameterServerStrategy(_resolver(cluster, member=cluster.task.job == "chief"))
 
