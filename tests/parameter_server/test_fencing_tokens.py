@@ -149,17 +149,46 @@ def test_with_several_servers_an_update_is_counted_when_all_is_there(tf, strateg
     assert (counter.value, float(near), float(far)) == (1, 2.0, 2.0)
 
 
-def test_an_update_that_fails_on_its_server_is_not_waited_for_in_the_next_training(tf, strategy):
-    from tf2dist.parameter_server.update_counter import UpdateCounter
+def test_an_update_that_fails_on_its_server_is_not_waited_for_in_the_next_training(tf, strategy, monkeypatch):
+    from tf2dist.parameter_server import update_counter
 
-    counter = UpdateCounter(strategy)
+    counter = update_counter.UpdateCounter(strategy)
+    monkeypatch.setattr(update_counter, "_ABANDON_SECONDS", 0.1)
     step = tf.function(
         lambda: counter.apply(lambda: tf.debugging.assert_equal(tf.zeros([]), 1.0), [], 1, lambda: tf.constant(True))
     )
     with pytest.raises(tf.errors.InvalidArgumentError):
         step()
+    counter.abandon()
     counter.snapshot()
     counter.settle()
+
+
+def test_a_refused_update_at_the_wrong_time_hides_no_other(tf, strategy, monkeypatch):
+    """A worker that is slow asks for updates that are refused; one may be under way when the next epoch begins."""
+    from tf2dist.errors import TrainingError
+    from tf2dist.parameter_server import update_counter
+
+    counter = update_counter.UpdateCounter(strategy)
+    counter._under_way.assign_add(1)
+    counter.snapshot()
+    monkeypatch.setattr(update_counter, "_SETTLE_SECONDS", 0.1)
+    with pytest.raises(TrainingError, match="has begun 1 updates"):
+        counter.settle()
+
+
+def test_without_calls_of_the_server_none_is_known_to_be_under_way(tf, strategy, monkeypatch):
+    """Several devices a worker: what they have sent may be about to begin."""
+    from tf2dist.parameter_server import update_counter
+
+    counter, now = update_counter.UpdateCounter(strategy), [0.0]
+
+    def pass_time(seconds):
+        now[0] += seconds
+
+    monkeypatch.setattr(update_counter, "time", types.SimpleNamespace(monotonic=lambda: now[0], sleep=pass_time))
+    counter.settle()
+    assert now[0] >= 1.0
 
 
 def test_updates_that_wait_for_each_other_are_waited_for(tf, strategy, monkeypatch):
@@ -183,10 +212,11 @@ def test_updates_that_wait_for_each_other_are_waited_for(tf, strategy, monkeypat
             return max(0, 4 - len(looks) // 4)  # another one has ended after four looks
 
     counter._under_way = UnderWay()
+    counter.in_one_call = True
     counter.abandon()
     assert len(looks) == 16  # the first without one
     looks.clear()
-    counter._in_one_call = False
+    counter.in_one_call = False
     counter.abandon()
     assert len(looks) == 20  # and no other comes for a second
 

@@ -28,6 +28,9 @@ class Here:
 
         return [np.asarray(t) for t in tf.nest.flatten(remote)]
 
+    def may_be_idle(self, scheduled):
+        return False
+
     def abandon(self, remotes, owner):
         assert not remotes
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import functools
@@ -15,6 +16,7 @@ from tensorflow.python.eager import context
 from tensorflow.python.framework import c_api_util
 
 _Pointer = ctypes.c_void_p
+_END_SECONDS = 1.0
 
 
 def release_gil_in_remote_calls() -> None:
@@ -35,9 +37,10 @@ def release_gil_in_remote_calls() -> None:
         return
     here = context.context()
     here.add_c_function = functools.partial(_add, here)
-    forgotten: queue.SimpleQueue[str] = queue.SimpleQueue()  # may be used while Python frees something
-    here.remove_function = forgotten.put
-    threading.Thread(target=_remove_each, args=(here, forgotten), name="forgotten functions", daemon=True).start()
+    forgetting = _Forgetting(here)
+    here.remove_function = forgetting.names.put
+    forgetting.start()
+    atexit.register(forgetting.end)
 
 
 def _add(here, function) -> None:
@@ -47,10 +50,23 @@ def _add(here, function) -> None:
     _call("TFE_ContextAddFunctionDef", here, definition, ctypes.c_size_t(len(definition)))
 
 
-def _remove_each(here, names: queue.SimpleQueue[str]) -> None:
-    while True:
-        with contextlib.suppress(tf.errors.OpError):  # where a server is gone
-            _call("TFE_ContextRemoveFunction", here, tf.compat.as_bytes(names.get()))
+class _Forgetting(threading.Thread):
+    """Has servers forget the functions whose names are put into a queue."""
+
+    def __init__(self, here: context.Context):
+        super().__init__(name="forgotten functions", daemon=True)
+        self.names: queue.SimpleQueue[str | None] = queue.SimpleQueue()  # may be used while Python frees something
+        self._here = here
+
+    def run(self) -> None:
+        while (name := self.names.get()) is not None:
+            with contextlib.suppress(tf.errors.OpError):  # where a server is gone
+                _call("TFE_ContextRemoveFunction", self._here, tf.compat.as_bytes(name))
+
+    def end(self) -> None:
+        """Ends it before TensorFlow ends; a server that is stopped is not waited for."""
+        self.names.put(None)
+        self.join(_END_SECONDS)
 
 
 def _call(name: str, here, *arguments) -> None:

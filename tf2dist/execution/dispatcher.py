@@ -68,10 +68,10 @@ class Dispatcher(Protocol):
     def evaluate(
         self, step: TrainStep, data: FiniteDataAdapter, *, one_by_one: bool = False
     ) -> Iterator[tuple[int, list[np.ndarray]]]:
-        """Yields how many batches each execution of one pass over `data` took, and their metric sums.
+        """Yields the metric sums of batches of one pass over `data`, and of how many batches they are.
 
         Args:
-          one_by_one: is an execution to take one batch?
+          one_by_one: yield the sums of each batch, in order?
         """
         ...
 

@@ -18,23 +18,23 @@ class _Group:
 
     Attributes:
       batches: the tensors of each batch.
-      nbytes: of all of them.
+      size: of all of them, in bytes.
     """
 
     batches: list[list[tf.Tensor]] = field(default_factory=list)
-    nbytes: int = 0
+    size: int = 0
 
-    def takes(self, batch: list[tf.Tensor], nbytes: int) -> bool:
+    def takes(self, batch: list[tf.Tensor], size: int) -> bool:
         """May another batch of so many bytes be put to these?"""
         if not self.batches:
             return True
         alike = all(a.shape[1:] == b.shape[1:] for a, b in zip(self.batches[0], batch, strict=True))
-        return alike and self.nbytes + nbytes <= _MAX_BYTES
+        return alike and self.size + size <= _MAX_BYTES
 
-    def add(self, batch: list[tf.Tensor], nbytes: int) -> None:
+    def add(self, batch: list[tf.Tensor], size: int) -> None:
         """Puts it to them."""
         self.batches.append(batch)
-        self.nbytes += nbytes
+        self.size += size
 
     def tensors(self) -> tuple[list[tf.Tensor], tf.Tensor]:
         """All rows of each tensor, and where those of each batch begin and end: i64[tensors, batches + 1]."""
@@ -53,16 +53,17 @@ def grouped(batches: Iterable[Any], max_batches: int) -> Iterator[tuple[int, lis
     group = _Group()
     for batch in batches:
         tensors = tf.nest.flatten(batch, expand_composites=True)
-        nbytes = sum(_nbytes(t) for t in tensors)
-        if len(group.batches) == max_batches or not group.takes(tensors, nbytes):
+        size = sum(map(nbytes, tensors))
+        if len(group.batches) == max_batches or not group.takes(tensors, size):
             yield len(group.batches), *group.tensors()
             group = _Group()
-        group.add(tensors, nbytes)
+        group.add(tensors, size)
     if group.batches:
         yield len(group.batches), *group.tensors()
 
 
-def _nbytes(tensor: tf.Tensor) -> int:
+def nbytes(tensor: tf.Tensor) -> int:
+    """What a tensor takes in memory, in bytes; of strings, their characters."""
     if tensor.dtype == tf.string:
         return int(tf.reduce_sum(tf.strings.length(tensor)))
     return tensor.dtype.size * tensor.shape.num_elements()

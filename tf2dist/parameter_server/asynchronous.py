@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -26,6 +28,7 @@ from tf2dist.parameter_server.variable_mutex import one_worker_at_a_time
 from tf2dist.parameter_server.worker_pool import WorkerPool, this_worker
 from tf2dist.parameter_server.worker_step import WorkerStep
 
+_log = logging.getLogger("tf2dist")
 _EXECUTIONS_PER_WORKER = 2  # one that runs, and one more so that the worker does not wait for Python
 _UNROLLED = 4  # small steps in one turn of a loop: messages between servers and worker about a turn take as long
 _SMALL_STEP = 500  # operations
@@ -40,7 +43,8 @@ class AsynchronousDispatcher:
 
     A worker that is slow, or stopped, does not hold up the others: when one of them has nothing left to do, and the
     executions that are left take much longer than others, their tokens are revoked, and the loop schedules again what
-    they have not made. (Not where a worker has several devices, whose updates are no single call.)
+    they have not made. What they have made is counted, and missing in the logs. (Not where an update is no single call
+    of a server, with several servers or several devices a worker: there it could not be told what they apply later.)
     """
 
     def __init__(self, strategy: tf.distribute.ParameterServerStrategy, options: ParameterServer):
@@ -144,8 +148,9 @@ class AsynchronousDispatcher:
         token = self._tokens.issue(steps)
         try:
             remote = self._pool.schedule(execution, (stream, token.tensor()))
-        except BaseException:
-            self._tokens.give_back(token, token.count)
+        except BaseException:  # as an interrupt, when it was scheduled and this process does not know of it
+            with contextlib.suppress(tf.errors.OpError):
+                self._tokens.revoke([token])
             raise
         self._scheduled.append((token, remote))
 
@@ -186,10 +191,11 @@ class AsynchronousDispatcher:
         that, which would be another message in each step.
         """
         remotes, tokens = [remote for _, remote in self._scheduled], [token for token, _ in self._scheduled]
-        if len(remotes) >= self.workers or not self._slices.single:
+        if not (self._updates.in_one_call and self._pool.may_be_idle(len(remotes))):
             return self._pool.first_ended(remotes)
         place = self._pool.first_ended(remotes, self._pace.next_limit(max(token.steps for token in tokens)))
         if place is None:
+            _log.info("workers that are slow or stopped hold up %d executions, which others are to make", len(remotes))
             self._tokens.revoke(tokens)
             self._pool.abandon(remotes, self)
             self._abandoned, self._lost_steps = len(remotes), True
@@ -203,8 +209,10 @@ class AsynchronousDispatcher:
           TrainingError: workers have not ended them in 90 s. The next call tries again.
         """
         if self._scheduled or self._abandoned:
-            self._pool.cancel()
-            self._tokens.revoke([token for token, _ in self._scheduled])
+            try:
+                self._tokens.revoke([token for token, _ in self._scheduled])
+            finally:
+                self._pool.cancel()
             self._updates.abandon()
             self._scheduled.clear()
             self._abandoned, self._lost_steps = 0, False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import heapq
-import itertools
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ import tensorflow as tf
 from tf2dist.execution.predict_step import PredictStep
 from tf2dist.execution.steps_per_execution import EVALUATION_BATCHES
 from tf2dist.execution.train_step import TrainStep
-from tf2dist.input.batch_groups import group_signature, grouped, single_batches
+from tf2dist.input.batch_groups import group_signature, grouped, nbytes, single_batches
 from tf2dist.input.batch_slicing import ReplicaSlices
 from tf2dist.input.data_adapter import FiniteDataAdapter
 from tf2dist.parameter_server import wide_sums
@@ -24,6 +24,7 @@ from tf2dist.parameter_server.worker_pool import WorkerPool, repeat_element
 
 _SHARDS_PER_WORKER = 4  # small enough that a slow worker does not hold up the others
 _UNDER_WAY_PER_WORKER = 4
+_BYTES_PER_WORKER = 64 << 20  # of shards that are under way; one a worker may be larger
 _MIN_PATIENCE = 1.0  # seconds
 
 
@@ -35,11 +36,30 @@ class _Shard:
       number: shards count from 0.
       batches: how many it has.
       arguments: of the function that computes it.
+      nbytes: of the arguments that are sent.
     """
 
     number: int
     batches: int
     arguments: tuple
+    nbytes: int = 0
+
+
+@dataclass
+class _Function:
+    """A `tf.function` of a shard's arguments.
+
+    Attributes:
+      call: the function.
+      found: what tracing it has found out, in a list.
+      data: an adapter of the kind of data that it is for; the key may have the identity of something that it holds.
+      longest: seconds that a shard took, at most.
+    """
+
+    call: Any
+    found: list[Any]
+    data: FiniteDataAdapter
+    longest: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -60,7 +80,7 @@ class ShardedPass:
 
     def __init__(self, pool: WorkerPool):
         self._pool = pool
-        self._functions: dict = {}  # by what they compute, and on what kind of data
+        self._functions: dict[tuple, _Function] = {}  # by what they compute, and on what kind of data
         self._sent: tuple[FiniteDataAdapter | None, Any] = None, None  # the data that the workers hold, as iterators
 
     def evaluate(
@@ -68,24 +88,24 @@ class ShardedPass:
     ) -> Iterator[tuple[int, list[np.ndarray]]]:
         """Yields how many batches were evaluated, and their metric sums; `one_by_one`: of each batch, in order."""
         if one_by_one:
-            function, _ = self._function("evaluate each", _each_sums(step), data)
+            function = self._function("evaluate each", _each_sums(step), data)
             shards = data.steps or 0 if data.begins_anywhere else self._few
             for shard, sums in _in_order(self._results(function, self._shards(data, shards))):
                 yield from ((1, [each[number] for each in sums]) for number in range(shard.batches))
         else:
-            function, _ = self._function("evaluate", _shard_sums(step), data)
+            function = self._function("evaluate", _shard_sums(step), data)
             for shard, sums in self._results(function, self._shards(data, self._few)):
                 yield shard.batches, sums
 
     def predict(self, step: PredictStep, data: FiniteDataAdapter) -> Iterator[Any]:
         """Yields the outputs for each batch, in order: nested arrays f[b, ...]."""
-        function, structure = self._function("predict", _shard_outputs(step), data)
+        function = self._function("predict", _shard_outputs(step), data)
         shards = max(self._few, -(-(data.steps or 0) // EVALUATION_BATCHES))
         found: dict[int, list] = {}
         for shard, (rows, *leaves) in _in_order(self._results(function, self._shards(data, shards))):
             ends = np.cumsum(rows)[:-1]
             columns = [np.split(leaf, ends) for leaf in leaves]
-            batches = [tf.nest.pack_sequence_as(structure[0], batch) for batch in zip(*columns, strict=True)]
+            batches = [tf.nest.pack_sequence_as(function.found[0], batch) for batch in zip(*columns, strict=True)]
             if data.begins_anywhere:  # then shard 0 has the batches 0, n, 2 n, ...
                 found[shard.number] = batches
             else:
@@ -110,29 +130,30 @@ class ShardedPass:
         batches = data.single_pass(data.local_tensors(), ReplicaSlices(), steps)
         read = 0
         for number, (n, together, ends) in enumerate(grouped(batches, min(EVALUATION_BATCHES, -(-steps // count)))):
-            yield _Shard(number, n, (together, ends))
+            yield _Shard(number, n, (together, ends), sum(map(nbytes, together)))
             read += n
         if read < steps:
             raise tf.errors.OutOfRangeError(None, None, f"the dataset has {read} batches")
 
-    def _results(self, function, shards: Iterator[_Shard]) -> Iterator[tuple[_Shard, list[np.ndarray]]]:
+    def _results(self, function: _Function, shards: Iterator[_Shard]) -> Iterator[tuple[_Shard, list[np.ndarray]]]:
         """Yields the shards with what the function returns for them, as they come."""
         under_way: list[_Scheduled] = []
-        longest = patience = 0.0
+        patience = 0.0  # seconds
 
         def schedule(shard: _Shard) -> None:
-            under_way.append(_Scheduled(shard, self._pool.schedule(function, shard.arguments), time.monotonic()))
+            remote = self._pool.schedule(function.call, shard.arguments)
+            under_way.append(_Scheduled(shard, remote, time.monotonic()))
 
         try:
             while True:
-                free = max(0, self._pool.count * _UNDER_WAY_PER_WORKER - len(under_way))
-                for shard in itertools.islice(shards, free):
+                while self._takes_more(under_way) and (shard := next(shards, None)) is not None:
                     schedule(shard)
                 if not under_way:
                     return
-                idle = longest and len(under_way) < self._pool.count
-                patience = max(_MIN_PATIENCE, 2 * longest, patience)
-                place = self._pool.first_ended([s.remote for s in under_way], *([patience] if idle else []))
+                idle = function.longest > 0 and self._pool.may_be_idle(len(under_way))
+                patience = max(_MIN_PATIENCE, 2 * function.longest, patience)
+                remotes = [s.remote for s in under_way]
+                place = self._pool.first_ended(remotes, patience if idle else math.inf)
                 if place is None:  # a worker is stopped, or slow: another one is to compute it, too
                     patience *= 2
                     for shard in {s.shard.number: s.shard for s in under_way}.values():
@@ -144,16 +165,28 @@ class ShardedPass:
                 if fetched is None:  # lost with its worker
                     schedule(ended.shard)
                     continue
-                longest, patience = max(longest, time.monotonic() - ended.since), 0.0
+                function.longest, patience = max(function.longest, time.monotonic() - ended.since), 0.0
                 twice = [s for s in under_way if s.shard is ended.shard]
                 self._pool.abandon([s.remote for s in twice], self)
                 under_way = [s for s in under_way if s not in twice]
                 yield ended.shard, fetched
         except BaseException:  # the caller has enough, say; what is under way is no part of what comes next
-            for scheduled in under_way:
-                with contextlib.suppress(Exception):
-                    self._pool.fetch(scheduled.remote)
+            self._drain([s.remote for s in under_way], max(_MIN_PATIENCE, 2 * function.longest))
             raise
+
+    def _takes_more(self, under_way: list[_Scheduled]) -> bool:
+        """May another shard be scheduled? So many that no worker waits, unless they fill this process's memory."""
+        if len(under_way) < self._pool.count:
+            return True
+        held = sum(s.shard.nbytes for s in under_way)
+        return len(under_way) < self._pool.count * _UNDER_WAY_PER_WORKER and held < self._pool.count * _BYTES_PER_WORKER
+
+    def _drain(self, remotes: list[Any], limit: float) -> None:
+        """Waits for functions whose results nobody wants, but not for a worker that is stopped."""
+        while remotes and (place := self._pool.first_ended(remotes, limit)) is not None:
+            with contextlib.suppress(Exception):
+                self._pool.fetch(remotes.pop(place))
+        self._pool.abandon(remotes, self)
 
     def _send(self, data: FiniteDataAdapter) -> Any:
         """The data on the workers: an iterator that always yields the same tensors keeps them there."""
@@ -164,8 +197,8 @@ class ShardedPass:
             self._sent = data, store
         return store
 
-    def _function(self, name: str, compute: Callable, data: FiniteDataAdapter):
-        """A function of a shard's arguments, and a list for what tracing finds out.
+    def _function(self, name: str, compute: Callable, data: FiniteDataAdapter) -> _Function:
+        """A function of a shard's arguments.
 
         `compute(batches, n)` returns what the function is to return for `n` batches, and what it has found out.
         """
@@ -173,10 +206,8 @@ class ShardedPass:
         if key not in self._functions:
             found: list[Any] = [None]
             of_shard = self._of_arrays if data.begins_anywhere else self._of_group
-            # The adapter is kept: the key may have the identity of something that it holds.
-            self._functions[key] = of_shard(compute, data, found), found, data
-        function, found, _ = self._functions[key]
-        return function, found
+            self._functions[key] = _Function(of_shard(compute, data, found), found, data)
+        return self._functions[key]
 
     def _of_arrays(self, compute: Callable, data: FiniteDataAdapter, found: list[Any]):
         @tf.function

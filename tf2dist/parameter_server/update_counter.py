@@ -35,8 +35,8 @@ class UpdateCounter:
                 self._under_way = tf.Variable(tf.zeros([], tf.int64), trainable=False, name="updates_under_way")
         self._others: Sequence[tf.Variable] = ()
         self._before: list[int] = []
-        self._never_ended = 0
-        self._in_one_call = True  # are all updates calls of the server itself?
+        self._never_ended = 0  # updates under way of trainings that ended with their error
+        self.in_one_call = False
 
     def follow(self, counters: Sequence[tf.Variable]) -> None:
         """Sets the optimizer's counters, which go up by one an update."""
@@ -77,17 +77,15 @@ class UpdateCounter:
         if all(t.device == device for t in made.captured_inputs if t.dtype == tf.resource):
             # When a worker dies, TensorFlow cancels its call on the servers: what waits for a mutex, say, never gets
             # it. It cancels no function that a RemoteCall has begun (tensorflow/core/kernels/function_ops.cc).
+            self.in_one_call = True
             called = self._server_call(made, is_valid)
             with tf.device(device), tf.control_dependencies(arrived):
                 tf.raw_ops.RemoteCall(target=device, args=called.captured_inputs, Tout=[tf.int32], f=called)
             return
-        self._in_one_call = False
         with tf.device(device):
             complete = tf.group(*arrived)  # each server tells the one with the counter, which tells all
-        with tf.control_dependencies([complete]):
-            with tf.device(device):
-                valid = is_valid()
-            tf.cond(valid, made, lambda: tf.zeros([], tf.int32))
+            with tf.control_dependencies([complete]):
+                tf.cond(is_valid(), made, lambda: tf.zeros([], tf.int32))
 
     def _server_call(self, made, is_valid: Callable[[], tf.Tensor]):
         """A function in which the server calls `made`, if that is valid, and notes that it is under way."""
@@ -126,7 +124,7 @@ class UpdateCounter:
 
     def abandon(self) -> None:
         """Waits for the last updates of a training that has failed, when no worker is at it; then all counts agree."""
-        self._wait(_ABANDON_SECONDS)
+        self._never_ended += self._wait(_ABANDON_SECONDS)
         self.correct_others()
 
     def _wait(self, limit: float) -> int:
@@ -136,7 +134,7 @@ class UpdateCounter:
         it is found to be valid, so none is left when none is under way. Of others none is taken to be on its way when
         none was counted for a second.
         """
-        still = 0.0 if self._in_one_call else _STILL_SECONDS
+        still = 0.0 if self.in_one_call else _STILL_SECONDS
         deadline, last, count, since = time.monotonic() + limit, 0, self.value, time.monotonic()
         while True:
             under_way = max(0, int(self._under_way.numpy()) - self._never_ended)
@@ -152,8 +150,8 @@ class UpdateCounter:
             time.sleep(_LOOK_SECONDS)
 
     def snapshot(self) -> None:
-        """Remembers all counts. Only while no update is under way."""
-        self._never_ended = int(self._under_way.numpy())  # of an earlier training, which ended with their error
+        """Remembers all counts. Only while no valid update is under way."""
+        self._never_ended = min(self._never_ended, int(self._under_way.numpy()))
         self._before = [int(counter.numpy()) for counter in (self.variable, *self._others)]
 
     def correct_others(self) -> None:

@@ -17,7 +17,7 @@ from tf2dist.compat.strategies import worker_count
 from tf2dist.errors import TrainingError
 from tf2dist.input.batch_slicing import ReplicaSlices
 from tf2dist.input.without_autotune import without_autotune
-from tf2dist.runtime import devices
+from tf2dist.runtime import devices, session
 
 _LOOK_SECONDS = 0.05  # between two looks for functions whose end was not announced
 _CANCEL_SECONDS = GRACE + 30.0  # a worker that does not answer counts as lost before
@@ -43,9 +43,16 @@ class WorkerPool:
 
     def schedule(self, function, args: tuple) -> Any:
         """Schedules a `tf.function` on the next free worker; returns its remote value."""
+        WorkerPool._abandoned = [entry for entry in WorkerPool._abandoned if not has_ended(entry[0])]
         remote = self._coordinator.schedule(function, args=args)
         announce_end(remote, self._tell)
         return remote
+
+    def may_be_idle(self, scheduled: int) -> bool:
+        """May a worker that is not lost have nothing to do, while others are at so many functions?"""
+        lost = sum(task.job == "worker" for task in session.current().lost_tasks())
+        held_up = sum(not has_ended(remote) for remote, _ in WorkerPool._abandoned)
+        return scheduled < self.count - lost - held_up
 
     def _tell(self) -> None:
         with self._ends:
@@ -72,8 +79,7 @@ class WorkerPool:
 
         `owner` is kept for as long as they may run on: an error of theirs, as without its variables, would end the job.
         """
-        left = [entry for entry in WorkerPool._abandoned if not has_ended(entry[0])]
-        WorkerPool._abandoned = left + [(remote, owner) for remote in remotes]
+        WorkerPool._abandoned += [(remote, owner) for remote in remotes]
 
     def fetch(self, remote) -> list[np.ndarray] | None:
         """Waits for a scheduled function; None if it ended and its result was lost with its worker.

@@ -131,7 +131,7 @@ class PreparedModel:
     def evaluate(
         self, data: FiniteDataAdapter, callbacks: keras.callbacks.CallbackList, *, one_by_one: bool = False
     ) -> dict[str, Any]:
-        """Loss and metrics over every example of `data`; `one_by_one`: an execution takes one batch."""
+        """Loss and metrics over every example of `data`; `one_by_one`: callbacks see each batch."""
         step = self.train_step(data, "test_step")
         self.model.stop_evaluating = False
         callbacks.on_test_begin()
