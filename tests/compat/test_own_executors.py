@@ -1,21 +1,41 @@
 """Threads of a coordinator while a worker is stopped. (`tests/parameter_server/test_lost_tasks.py` has them go on.)"""
 
-import signal
-import time
 
-import pytest
+def waits(monkeypatch, work):
+    """How often `work()` waits for an executor."""
+    from tensorflow.python.eager.executor import Executor
 
-from tests.programs import __name__ as PROGRAMS
+    found = []
+    with monkeypatch.context() as patch:
+        patch.setattr(Executor, "wait", lambda self: found.append(self))
+        work()
+    return len(found)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_tensorflow_itself_waits_for_a_stopped_worker(by_hand, tmp_path):
+def test_tensorflow_itself_waits_for_what_all_threads_have_begun(tf, monkeypatch):
     """Fails when `tf2dist.compat.own_executors` is no longer needed."""
-    job = by_hand(f"{PROGRAMS}.stopped_worker", str(tmp_path), "theirs")
-    job.until("stop in training")
-    job.processes["worker 1"].send_signal(signal.SIGSTOP)
-    (tmp_path / "stop in training done").touch()
-    time.sleep(20)  # several times as long as it takes otherwise
-    assert not (tmp_path / "go on in training").exists()
-    assert job.processes["chief 0"].poll() is None
+    from tensorflow.python.eager import context
+
+    def leave():
+        here = context.context()
+        old = here.executor  # as in `executor_scope`
+        del old
+
+    elements = iter(tf.data.Dataset.range(2))
+    assert waits(monkeypatch, leave) == 1
+    assert waits(monkeypatch, lambda: next(elements)) > 0
+
+
+def test_our_scope_does_not_wait(tf, monkeypatch):
+    from tensorflow.python.eager import executor
+
+    from tf2dist.compat import own_executors
+
+    used = executor.new_executor(enable_async=False)
+
+    def call():
+        with own_executors._scope(used):
+            assert int(tf.constant(1) + 1) == 2
+
+    assert waits(monkeypatch, call) == 0
+    assert int(tf.constant(1) + 1) == 2

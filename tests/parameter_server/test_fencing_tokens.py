@@ -157,6 +157,7 @@ def test_an_update_that_fails_on_its_server_is_not_waited_for_in_the_next_traini
     step = tf.function(
         lambda: counter.apply(lambda: tf.debugging.assert_equal(tf.zeros([]), 1.0), [], 1, lambda: tf.constant(True))
     )
+    counter.snapshot()
     with pytest.raises(tf.errors.InvalidArgumentError):
         step()
     counter.abandon()

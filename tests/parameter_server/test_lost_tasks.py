@@ -100,8 +100,9 @@ def test_a_worker_that_is_stopped_holds_up_nobody(by_hand, tmp_path):
         job.processes["worker 1"].send_signal(number)
         (tmp_path / f"{what} in {where} done").touch()
     status, error = job.ends("chief 0")
-    held_up = "tf2dist: workers that are slow or stopped hold up 1 executions, which others are to make"
-    assert (status, set(error.splitlines())) == (0, {held_up})  # it has not counted as lost
+    assert status == 0, error
+    assert "workers that are slow or stopped hold up executions (1), which others are to make" in error.splitlines()
+    assert "tf2dist: " not in error  # it has not counted as lost
     result = json.loads((tmp_path / "result.json").read_text())
     assert (result["updates"], result["validations"], result["predicted"]) == (4 * 60, 4, True)
     for name, value in result["evaluated"].items():

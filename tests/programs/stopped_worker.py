@@ -1,9 +1,8 @@
 """Run in every process of a parameter server job, of which worker 1 is stopped in training, and in evaluation.
 
-python -m tests.programs.stopped_worker OUT [theirs]
+python -m tests.programs.stopped_worker OUT
 
-All functions were called before: TensorFlow tells each worker about a new one, and waits for its answer. With "theirs"
-threads wait for each other as TensorFlow has it (`tf2dist.compat.own_executors`).
+All functions were called before: TensorFlow tells each worker about a new one, and waits for its answer.
 """
 
 import json
@@ -11,15 +10,10 @@ import pathlib
 import sys
 import time
 
-from tensorflow.python.eager import context
-
 import tf2dist
 
-theirs = context.executor_scope
 strategy = tf2dist.join("ps")
 out = pathlib.Path(sys.argv[1])
-if sys.argv[2:] == ["theirs"]:
-    context.executor_scope = theirs
 
 import keras  # noqa: E402
 import numpy as np  # noqa: E402

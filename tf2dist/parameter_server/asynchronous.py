@@ -195,7 +195,9 @@ class AsynchronousDispatcher:
             return self._pool.first_ended(remotes)
         place = self._pool.first_ended(remotes, self._pace.next_limit(max(token.steps for token in tokens)))
         if place is None:
-            _log.info("workers that are slow or stopped hold up %d executions, which others are to make", len(remotes))
+            _log.info(
+                "workers that are slow or stopped hold up executions (%d), which others are to make", len(remotes)
+            )
             self._tokens.revoke(tokens)
             self._pool.abandon(remotes, self)
             self._abandoned, self._lost_steps = len(remotes), True
