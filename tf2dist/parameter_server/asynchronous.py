@@ -29,6 +29,7 @@ from tf2dist.parameter_server.worker_pool import WorkerPool, this_worker
 from tf2dist.parameter_server.worker_step import WorkerStep
 
 _log = logging.getLogger("tf2dist")
+_LOOK_SECONDS = 0.5  # between two looks whether a worker is idle
 _EXECUTIONS_PER_WORKER = 2  # one that runs, and one more so that the worker does not wait for Python
 _UNROLLED = 4  # small steps in one turn of a loop: messages between servers and worker about a turn take as long
 _SMALL_STEP = 500  # operations
@@ -191,18 +192,21 @@ class AsynchronousDispatcher:
         that, which would be another message in each step.
         """
         remotes, tokens = [remote for _, remote in self._scheduled], [token for token, _ in self._scheduled]
-        if not (self._updates.in_one_call and self._pool.may_be_idle(len(remotes))):
-            return self._pool.first_ended(remotes)
-        place = self._pool.first_ended(remotes, self._pace.next_limit(max(token.steps for token in tokens)))
-        if place is None:
-            _log.info(
-                "workers that are slow or stopped hold up executions (%d), which others are to make", len(remotes)
-            )
-            self._tokens.revoke(tokens)
-            self._pool.abandon(remotes, self)
-            self._abandoned, self._lost_steps = len(remotes), True
-            self._scheduled.clear()
-        return place
+        limit = self._pace.next_limit(max(token.steps for token in tokens))
+        while True:
+            # Whether a worker is idle changes while this waits.
+            idle = self._updates.in_one_call and self._pool.may_be_idle(len(remotes))
+            place = self._pool.first_ended(remotes, limit if idle else _LOOK_SECONDS)
+            if place is not None:
+                return place
+            if idle:
+                break
+        _log.info("workers that are slow or stopped hold up executions (%d), which others are to make", len(remotes))
+        self._tokens.revoke(tokens)
+        self._pool.abandon(remotes, self)
+        self._abandoned, self._lost_steps = len(remotes), True
+        self._scheduled.clear()
+        return None
 
     def cancel(self) -> None:
         """Ends executions that an error has left behind; what they have applied by then counts.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import heapq
-import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from tf2dist.parameter_server.worker_pool import WorkerPool, repeat_element
 _SHARDS_PER_WORKER = 4  # small enough that a slow worker does not hold up the others
 _UNDER_WAY_PER_WORKER = 4
 _BYTES_PER_WORKER = 64 << 20  # of shards that are under way; one a worker may be larger
+_LOOK_SECONDS = 0.5  # between two looks whether a worker is idle
 _MIN_PATIENCE = 1.0  # seconds
 
 
@@ -153,7 +153,9 @@ class ShardedPass:
                 idle = function.longest > 0 and self._pool.may_be_idle(len(under_way))
                 patience = max(_MIN_PATIENCE, 2 * function.longest, patience)
                 remotes = [s.remote for s in under_way]
-                place = self._pool.first_ended(remotes, patience if idle else math.inf)
+                place = self._pool.first_ended(remotes, patience if idle else _LOOK_SECONDS)
+                if place is None and not idle:  # which changes while this waits
+                    continue
                 if place is None:  # a worker is stopped, or slow: another one is to compute it, too
                     patience *= 2
                     for shard in {s.shard.number: s.shard for s in under_way}.values():
