@@ -1,4 +1,4 @@
-"""What a coordinator does after a function that it has scheduled failed, and how those that run are ended."""
+"""What a coordinator does after a function that it has scheduled failed, and how those that run are ended or left."""
 
 import subprocess
 import sys
@@ -24,5 +24,14 @@ def test_upstream_gives_an_error_to_the_next_function_too():
 
 
 def test_functions_are_ended_and_their_errors_forgotten():
-    """The one that never ends, and the one that waits behind it."""
-    assert printed("ours") == ["InvalidArgumentError", "0", "1", "True 0", "CancelledError CancelledError", "1"]
+    """The one that never ends, and the one that waits behind it; then one that nobody waits for."""
+    assert printed("ours") == [
+        "InvalidArgumentError",
+        "0",
+        "1",
+        "set() True 0",
+        "CancelledError CancelledError",
+        "1",
+        "InvalidArgumentError 200000 1",
+        "{0}",
+    ]

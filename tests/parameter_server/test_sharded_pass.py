@@ -28,10 +28,10 @@ class Here:
 
         return [np.asarray(t) for t in tf.nest.flatten(remote)]
 
-    def may_be_idle(self, scheduled):
+    def has_idle_worker(self):
         return False
 
-    def abandon(self, remotes, owner):
+    def abandon(self, remotes):
         assert not remotes
 
     def open_iterators(self, make_dataset):

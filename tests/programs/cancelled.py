@@ -1,9 +1,9 @@
-"""A coordinator, its server and a worker in one process: functions that fail, and that never end.
+"""A coordinator, its server and a worker in one process: functions that fail, that never end, that nobody waits for.
 
 python -m tests.programs.cancelled ours|theirs
 
 It prints what became of the function that was scheduled after one that has failed, and by us also after one that never
-ends.
+ends, and after one that has failed when nobody waited for it; and when the worker was idle.
 """
 
 import sys
@@ -12,7 +12,7 @@ import time
 import tensorflow as tf
 
 from tests.programs.in_process import make_strategy
-from tf2dist.compat.scheduled_functions import cancel_scheduled
+from tf2dist.compat.scheduled_functions import abandon, cancel_scheduled, idle_workers
 
 whose = sys.argv[1]
 coordinator = tf.distribute.coordinator.ClusterCoordinator(make_strategy(workers=1))
@@ -36,6 +36,14 @@ def never_ends():
     return turns
 
 
+@tf.function
+def takes_a_while():
+    turns = tf.constant(0)
+    while turns < 200_000:
+        turns += 1
+    return turns
+
+
 def attempt(function):
     try:
         return function()
@@ -51,6 +59,12 @@ print(attempt(lambda: int(coordinator.schedule(one).fetch())))
 if whose == "ours":
     first, second = coordinator.schedule(never_ends), coordinator.schedule(never_ends)  # one runs, one waits
     time.sleep(1)
-    print(not coordinator.done(), cancel_scheduled(coordinator, 60.0))
+    print(idle_workers(coordinator), not coordinator.done(), cancel_scheduled(coordinator, 60.0))
     print(attempt(first.fetch), attempt(second.fetch))
     print(attempt(lambda: int(coordinator.schedule(one).fetch())))
+    first, second = coordinator.schedule(takes_a_while), coordinator.schedule(fails)
+    abandon(coordinator, second)
+    print(attempt(second.fetch), int(first.fetch()), attempt(lambda: int(coordinator.schedule(one).fetch())))
+    while not idle_workers(coordinator):
+        time.sleep(0.01)
+    print(idle_workers(coordinator))

@@ -9,6 +9,7 @@ python -m tests.programs.fetches ours|theirs WORKERS
 import sys
 
 import tensorflow as tf
+from tensorflow.python import pywrap_tfe
 from tensorflow.python.distribute.coordinator.values import RemoteValueImpl
 from tensorflow.python.eager import context
 
@@ -24,6 +25,7 @@ theirs = RemoteValueImpl._copy_to_local
 strategy = make_strategy(workers)
 if whose == "theirs":
     RemoteValueImpl._copy_to_local = theirs
+    pywrap_tfe.TFE_ContextSetRunEagerOpAsFunction(context.context()._handle, True)
 coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
 
 

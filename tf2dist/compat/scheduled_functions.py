@@ -1,13 +1,73 @@
-"""Functions that a `ClusterCoordinator` has scheduled: which of them is over first, and how all are ended before."""
+"""Functions that a `ClusterCoordinator` has scheduled: which is over, which no longer matter, who has none to do."""
 
 from __future__ import annotations
 
 import contextlib
+import threading
 import weakref
 from collections.abc import Callable
 
 import tensorflow as tf
+from tensorflow.python.distribute.coordinator import cluster_coordinator
 from tensorflow.python.distribute.coordinator.values import RemoteValueImpl
+
+
+def observe_scheduling() -> None:
+    """Makes `idle_workers` and `abandon` know what the coordinators that are made from now on do."""
+    cluster_coordinator._CoordinatedClosureQueue = _ObservedQueue
+
+
+class _ObservedQueue(cluster_coordinator._CoordinatedClosureQueue):
+    """What is scheduled, as one thread a worker takes it; it knows the idle ones, and whose errors nobody wants.
+
+    TensorFlow's own knows how many functions are under way, but not at which workers, and gives the error of each to
+    whatever is scheduled next (tensorflow/python/distribute/coordinator/cluster_coordinator.py).
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.idle: set[int] = set()  # workers
+        self._closures: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # by remote value
+        self._abandoned: weakref.WeakSet = weakref.WeakSet()  # closures
+        self._here = threading.local()  # what this thread's worker is at
+
+    def put(self, closure, tag=None):
+        if tag is None and (remote := closure._output_remote_value_ref()) is not None:
+            self._closures[remote] = closure
+        super().put(closure, tag)
+
+    def get(self, timeout=None, tag=None):
+        self._here.closure = None
+        self.idle.add(tag)
+        try:
+            self._here.closure = super().get(timeout, tag)
+        finally:
+            self.idle.discard(tag)
+        return self._here.closure
+
+    def abandon(self, remote: RemoteValueImpl) -> None:
+        self._abandoned.add(self._closures[remote])
+
+    def mark_failed(self, e):
+        if self._here.closure in self._abandoned:
+            self.mark_finished()
+        else:
+            super().mark_failed(e)
+
+
+def idle_workers(coordinator: tf.distribute.coordinator.ClusterCoordinator) -> set[int]:
+    """The workers that have nothing to do, those that are gone included; none if there is more to do."""
+    queue = _queue(coordinator)
+    return set() if queue._queue.qsize() else set(queue.idle)
+
+
+def abandon(coordinator: tf.distribute.coordinator.ClusterCoordinator, remote: RemoteValueImpl) -> None:
+    """From now on an error of this scheduled function is that of no call. It runs on."""
+    _queue(coordinator).abandon(remote)
+
+
+def _queue(coordinator) -> _ObservedQueue:
+    return coordinator._cluster.closure_queue
 
 
 def has_ended(remote: RemoteValueImpl) -> bool:

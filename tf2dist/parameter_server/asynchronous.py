@@ -195,15 +195,15 @@ class AsynchronousDispatcher:
         limit = self._pace.next_limit(max(token.steps for token in tokens))
         while True:
             # Whether a worker is idle changes while this waits.
-            idle = self._updates.in_one_call and self._pool.may_be_idle(len(remotes))
+            idle = self._updates.in_one_call and self._pool.has_idle_worker()
             place = self._pool.first_ended(remotes, limit if idle else _LOOK_SECONDS)
             if place is not None:
                 return place
-            if idle:
+            if idle and self._pool.has_idle_worker():
                 break
         _log.info("workers that are slow or stopped hold up executions (%d), which others are to make", len(remotes))
         self._tokens.revoke(tokens)
-        self._pool.abandon(remotes, self)
+        self._pool.abandon(remotes)
         self._abandoned, self._lost_steps = len(remotes), True
         self._scheduled.clear()
         return None

@@ -150,7 +150,7 @@ class ShardedPass:
                     schedule(shard)
                 if not under_way:
                     return
-                idle = function.longest > 0 and self._pool.may_be_idle(len(under_way))
+                idle = function.longest > 0 and self._pool.has_idle_worker()
                 patience = max(_MIN_PATIENCE, 2 * function.longest, patience)
                 remotes = [s.remote for s in under_way]
                 place = self._pool.first_ended(remotes, patience if idle else _LOOK_SECONDS)
@@ -169,7 +169,7 @@ class ShardedPass:
                     continue
                 function.longest, patience = max(function.longest, time.monotonic() - ended.since), 0.0
                 twice = [s for s in under_way if s.shard is ended.shard]
-                self._pool.abandon([s.remote for s in twice], self)
+                self._pool.abandon([s.remote for s in twice])
                 under_way = [s for s in under_way if s not in twice]
                 yield ended.shard, fetched
         except BaseException:  # the caller has enough, say; what is under way is no part of what comes next
@@ -188,7 +188,7 @@ class ShardedPass:
         while remotes and (place := self._pool.first_ended(remotes, limit)) is not None:
             with contextlib.suppress(Exception):
                 self._pool.fetch(remotes.pop(place))
-        self._pool.abandon(remotes, self)
+        self._pool.abandon(remotes)
 
     def _send(self, data: FiniteDataAdapter) -> Any:
         """The data on the workers: an iterator that always yields the same tensors keeps them there."""

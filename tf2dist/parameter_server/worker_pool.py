@@ -6,13 +6,13 @@ import contextlib
 import math
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tf2dist.cluster.heartbeat import GRACE
-from tf2dist.compat.scheduled_functions import announce_end, cancel_scheduled, has_ended
+from tf2dist.compat.scheduled_functions import abandon, announce_end, cancel_scheduled, has_ended, idle_workers
 from tf2dist.compat.strategies import worker_count
 from tf2dist.errors import TrainingError
 from tf2dist.input.batch_slicing import ReplicaSlices
@@ -32,8 +32,6 @@ class WorkerPool:
       slices: the replicas of one worker, which cut its batches between them.
     """
 
-    _abandoned: ClassVar[list[tuple[Any, object]]] = []  # for which nobody waits, with their owners
-
     def __init__(self, strategy: tf.distribute.ParameterServerStrategy):
         self.strategy = strategy
         self.count = worker_count(strategy)
@@ -43,16 +41,14 @@ class WorkerPool:
 
     def schedule(self, function, args: tuple) -> Any:
         """Schedules a `tf.function` on the next free worker; returns its remote value."""
-        WorkerPool._abandoned = [entry for entry in WorkerPool._abandoned if not has_ended(entry[0])]
         remote = self._coordinator.schedule(function, args=args)
         announce_end(remote, self._tell)
         return remote
 
-    def may_be_idle(self, scheduled: int) -> bool:
-        """May a worker that is not lost have nothing to do, while others are at so many functions?"""
-        lost = sum(task.job == "worker" for task in session.current().lost_tasks())
-        held_up = sum(not has_ended(remote) for remote, _ in WorkerPool._abandoned)
-        return scheduled < self.count - lost - held_up
+    def has_idle_worker(self) -> bool:
+        """Has a worker that is not lost nothing to do?"""
+        lost = {task.index for task in session.current().lost_tasks() if task.job == "worker"}
+        return bool(idle_workers(self._coordinator) - lost)
 
     def _tell(self) -> None:
         with self._ends:
@@ -74,12 +70,10 @@ class WorkerPool:
                     return None
                 waits += not self._ends.wait(_LOOK_SECONDS)
 
-    def abandon(self, remotes: Sequence[Any], owner: object) -> None:
-        """Waits no more for scheduled functions that a worker is stopped in.
-
-        `owner` is kept for as long as they may run on: an error of theirs, as without its variables, would end the job.
-        """
-        WorkerPool._abandoned += [(remote, owner) for remote in remotes]
+    def abandon(self, remotes: Sequence[Any]) -> None:
+        """Waits no more for scheduled functions that a worker is stopped in. Their errors are those of no call."""
+        for remote in remotes:
+            abandon(self._coordinator, remote)
 
     def fetch(self, remote) -> list[np.ndarray] | None:
         """Waits for a scheduled function; None if it ended and its result was lost with its worker.

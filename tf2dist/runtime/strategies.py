@@ -14,9 +14,11 @@ from tf2dist.cluster.roles import Role, role_of
 from tf2dist.cluster.spec import Cluster
 from tf2dist.cluster.strategies import STRATEGIES
 from tf2dist.compat.central_storage import aggregate_by_default
+from tf2dist.compat.eager_operations import run_operations_without_functions
 from tf2dist.compat.fetched_results import fetch_without_functions
 from tf2dist.compat.gil_released_calls import release_gil_in_remote_calls
 from tf2dist.compat.own_executors import use_own_executors
+from tf2dist.compat.scheduled_functions import observe_scheduling
 from tf2dist.compat.strategies import mirrored
 from tf2dist.runtime import devices, session_options
 
@@ -55,6 +57,8 @@ def make_strategy(name: str, *, replicas: int | None = None, cluster: Cluster | 
     devices.hide_gpus()
     release_gil_in_remote_calls()
     use_own_executors()
+    run_operations_without_functions()
+    observe_scheduling()
     fetch_without_functions()
     return tf.distribute.ParameterServerStrategy(_resolver(cluster, member=cluster.task.job == "chief"))
 
