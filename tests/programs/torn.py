@@ -1,6 +1,6 @@
-"""As `long`, but a worker that dies has told the servers' counter of an update and not the optimizer's.
+"""As `counted_batches`, but a worker that dies has told the servers' counter of an update and not the optimizer's.
 
-python -m tests.programs.torn OUT
+python -m tests.programs.torn OUT SECONDS
 """
 
 from tf2dist.parameter_server import asynchronous
@@ -28,6 +28,6 @@ def _next_result(dispatcher):
 
 asynchronous.AsynchronousDispatcher.next_result = _next_result
 
-import tests.programs.long  # noqa: E402, F401 - runs it
+import tests.programs.counted_batches  # noqa: E402, F401 - runs it
 
 assert torn, "no worker has died"
