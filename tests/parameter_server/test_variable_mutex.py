@@ -37,6 +37,32 @@ def test_a_mutex_is_held_from_before_the_first_write_until_after_the_last(tf, na
     assert held == writes
 
 
+def test_rows_are_added_to_under_the_mutex(tf):
+    """Else what two workers add to the same row at once may count once. What is dense needs none: it is locked."""
+    from tf2dist.parameter_server.variable_mutex import one_worker_at_a_time
+
+    layer = keras.layers.Embedding(4, 2, embeddings_initializer="zeros")
+    model = keras.Sequential([keras.Input((3,), dtype="int64"), layer, keras.layers.Flatten(), keras.layers.Dense(1)])
+    optimizer = keras.optimizers.SGD(0.5)
+    optimizer.build(model.trainable_variables)
+    weights = model.trainable_variables
+
+    @tf.function
+    def update():
+        slices = tf.IndexedSlices(tf.ones([2, 2]), tf.constant([1, 3]), tf.constant([4, 2]))
+        with one_worker_at_a_time(optimizer):
+            optimizer.apply([slices, *(tf.ones(v.shape) for v in weights[1:])], weights)
+
+    before_it = layer.get_weights()[0]
+    operations = update.get_concrete_function().graph.get_operations()
+    (write,) = (op for op in operations if op.type == "ResourceScatterSub")
+    (end,) = (op for op in operations if op.type == "ConsumeMutexLock")
+    assert write in before(end)
+    assert end.inputs[0].op in before(write)
+    update()
+    assert (layer.get_weights()[0] - before_it).tolist() == [[0, 0], [-0.5, -0.5], [0, 0], [-0.5, -0.5]]
+
+
 AVERAGED = {"use_ema": True, "ema_overwrite_frequency": 2}
 MORE = {
     "average": lambda: keras.optimizers.Adam(**AVERAGED),

@@ -52,6 +52,7 @@ tf2dist.fit(
     batch_size=BATCH,
     steps_per_epoch=UPDATES,
     callbacks=[UnderWay()],
+    shuffle=False,
     verbose=0,
 )
 applied = [float(np.sum(v)) for v in model.trainable_variables]

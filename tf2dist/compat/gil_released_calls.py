@@ -11,6 +11,7 @@ import queue
 import threading
 
 import tensorflow as tf
+from tensorflow.python import pywrap_tfe
 from tensorflow.python.client import pywrap_tf_session
 from tensorflow.python.eager import context
 from tensorflow.python.framework import c_api_util
@@ -20,7 +21,7 @@ _END_SECONDS = 1.0
 
 
 def release_gil_in_remote_calls() -> None:
-    """Releases Python's global lock while TensorFlow tells the servers about a function, or to forget it.
+    """Releases Python's global lock while TensorFlow tells the servers about a function, or waits for calls of theirs.
 
     Under a parameter server strategy TensorFlow does so by one call to each server and waits for the answer, and
     holds the lock: a server that does not answer stops all threads of the coordinator, also those that notice that it
@@ -29,7 +30,8 @@ def release_gil_in_remote_calls() -> None:
     say where in Python each of its operations was made. A TensorFlow that is built into fewer files than the wheels
     for Linux are keeps its own way.
 
-    A function is to be forgotten when Python frees it, in the middle of something else: a thread of its own sees to it.
+    A new seed of random numbers (`tf.random.set_seed`) makes TensorFlow forget what it has compiled, for which it waits
+    until no worker is at anything. A function is to be forgotten when Python frees it, in the middle of something else: a thread of its own sees to it.
     """
     try:
         _library()
@@ -39,6 +41,7 @@ def release_gil_in_remote_calls() -> None:
     here.add_c_function = functools.partial(_add, here)
     forgetting = _Forgetting(here)
     here.remove_function = forgetting.names.put
+    pywrap_tfe.TFE_ContextClearCaches = _clear_caches
     forgetting.start()
     atexit.register(forgetting.end)
 
@@ -48,6 +51,10 @@ def _add(here, function) -> None:
         pywrap_tf_session.TF_FunctionToFunctionDef(function, buffer)
         definition = bytes(pywrap_tf_session.TF_GetBuffer(buffer))
     _call("TFE_ContextAddFunctionDef", here, definition, ctypes.c_size_t(len(definition)))
+
+
+def _clear_caches(handle) -> None:
+    _library().TFE_ContextClearCaches(_pointer(handle))
 
 
 class _Forgetting(threading.Thread):

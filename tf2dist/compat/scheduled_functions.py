@@ -48,6 +48,10 @@ class _ObservedQueue(cluster_coordinator._CoordinatedClosureQueue):
     def abandon(self, remote: RemoteValueImpl) -> None:
         self._abandoned.add(self._closures[remote])
 
+    def put_back(self, closure):
+        self._here.closure = None
+        super().put_back(closure)
+
     def mark_failed(self, e):
         if self._here.closure in self._abandoned:
             self.mark_finished()

@@ -18,10 +18,10 @@ from tf2dist.execution.train_step import TrainStep
 from tf2dist.input.batch_slicing import one_slice_an_element
 from tf2dist.input.data_adapter import DataAdapter, FiniteDataAdapter
 from tf2dist.parameter_server import wide_sums
+from tf2dist.parameter_server.execution_timeout import ExecutionTimeout
 from tf2dist.parameter_server.fencing_tokens import FencingTokens, Token
 from tf2dist.parameter_server.local_sgd import LocalSgd
 from tf2dist.parameter_server.options import ParameterServer
-from tf2dist.parameter_server.pace import Pace
 from tf2dist.parameter_server.sharded_pass import ShardedPass
 from tf2dist.parameter_server.update_counter import UpdateCounter
 from tf2dist.parameter_server.variable_mutex import one_worker_at_a_time
@@ -65,7 +65,7 @@ class AsynchronousDispatcher:
         self._scheduled: list[tuple[Token, Any]] = []  # with the remote value of each execution
         self._lost_steps = False  # since nothing was under way
         self._abandoned = 0  # executions that are not waited for, and whose result the loop has not got yet
-        self._pace = Pace()
+        self._timeout = ExecutionTimeout()
 
     @property
     def global_step(self) -> int:
@@ -76,7 +76,7 @@ class AsynchronousDispatcher:
         """`f(iterator, token i64[3]) -> [*sums, f64[3]]`: the steps, the seconds, and the token's count."""
         assert isinstance(step, CompiledStep)  # model_validation refuses models with steps of their own
         self._updates.follow(update_counters(step.model.optimizer))
-        self._pace = Pace()
+        self._timeout = ExecutionTimeout()
         local_steps = self._options.local_steps
         take_steps = self._take_local_steps(step) if local_steps > 1 else self._take_one_step(step)
 
@@ -182,7 +182,7 @@ class AsynchronousDispatcher:
             self._tokens.revoke([token])  # whoever was taken for dead may be at it
         else:
             self._tokens.give_back(token, int(count))
-            self._pace.observe(result.steps, result.seconds)
+            self._timeout.observe(result.steps, result.seconds)
         return result
 
     def _first_ended(self) -> int | None:
@@ -192,7 +192,7 @@ class AsynchronousDispatcher:
         that, which would be another message in each step.
         """
         remotes, tokens = [remote for _, remote in self._scheduled], [token for token, _ in self._scheduled]
-        limit = self._pace.next_limit(max(token.steps for token in tokens))
+        limit = self._timeout.next(max(token.steps for token in tokens))
         while True:
             # Whether a worker is idle changes while this waits.
             idle = self._updates.in_one_call and self._pool.has_idle_worker()
@@ -214,7 +214,7 @@ class AsynchronousDispatcher:
         Raises:
           TrainingError: workers have not ended them in 90 s. The next call tries again.
         """
-        if self._scheduled or self._abandoned:
+        if self._scheduled or self._abandoned or self._lost_steps:
             try:
                 self._tokens.revoke([token for token, _ in self._scheduled])
             finally:

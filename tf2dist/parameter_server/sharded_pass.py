@@ -6,7 +6,7 @@ import contextlib
 import heapq
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,13 +19,14 @@ from tf2dist.input.batch_groups import group_signature, grouped, nbytes, single_
 from tf2dist.input.batch_slicing import ReplicaSlices
 from tf2dist.input.data_adapter import FiniteDataAdapter
 from tf2dist.parameter_server import wide_sums
+from tf2dist.parameter_server.execution_timeout import ExecutionTimeout
 from tf2dist.parameter_server.worker_pool import WorkerPool, repeat_element
 
 _SHARDS_PER_WORKER = 4  # small enough that a slow worker does not hold up the others
 _UNDER_WAY_PER_WORKER = 4
 _BYTES_PER_WORKER = 64 << 20  # of shards that are under way; one a worker may be larger
 _LOOK_SECONDS = 0.5  # between two looks whether a worker is idle
-_MIN_PATIENCE = 1.0  # seconds
+_FIRST_SECONDS = 10.0  # to wait for the first shard, before another worker is to compute it, too
 
 
 @dataclass(frozen=True)
@@ -53,13 +54,13 @@ class _Function:
       call: the function.
       found: what tracing it has found out, in a list.
       data: an adapter of the kind of data that it is for; the key may have the identity of something that it holds.
-      longest: seconds that a shard took, at most.
+      timeout: how long to wait for a shard while a worker is idle.
     """
 
     call: Any
     found: list[Any]
     data: FiniteDataAdapter
-    longest: float = 0.0
+    timeout: ExecutionTimeout = field(default_factory=lambda: ExecutionTimeout(_FIRST_SECONDS))
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,6 @@ class ShardedPass:
     def _results(self, function: _Function, shards: Iterator[_Shard]) -> Iterator[tuple[_Shard, list[np.ndarray]]]:
         """Yields the shards with what the function returns for them, as they come."""
         under_way: list[_Scheduled] = []
-        patience = 0.0  # seconds
 
         def schedule(shard: _Shard) -> None:
             remote = self._pool.schedule(function.call, shard.arguments)
@@ -150,14 +150,12 @@ class ShardedPass:
                     schedule(shard)
                 if not under_way:
                     return
-                idle = function.longest > 0 and self._pool.has_idle_worker()
-                patience = max(_MIN_PATIENCE, 2 * function.longest, patience)
+                idle = self._pool.has_idle_worker()
                 remotes = [s.remote for s in under_way]
-                place = self._pool.first_ended(remotes, patience if idle else _LOOK_SECONDS)
+                place = self._pool.first_ended(remotes, function.timeout.next(1) if idle else _LOOK_SECONDS)
                 if place is None and not idle:  # which changes while this waits
                     continue
                 if place is None:  # a worker is stopped, or slow: another one is to compute it, too
-                    patience *= 2
                     for shard in {s.shard.number: s.shard for s in under_way}.values():
                         schedule(shard)
                     continue
@@ -167,13 +165,13 @@ class ShardedPass:
                 if fetched is None:  # lost with its worker
                     schedule(ended.shard)
                     continue
-                function.longest, patience = max(function.longest, time.monotonic() - ended.since), 0.0
+                function.timeout.observe(1, time.monotonic() - ended.since)
                 twice = [s for s in under_way if s.shard is ended.shard]
                 self._pool.abandon([s.remote for s in twice])
                 under_way = [s for s in under_way if s not in twice]
                 yield ended.shard, fetched
         except BaseException:  # the caller has enough, say; what is under way is no part of what comes next
-            self._drain([s.remote for s in under_way], max(_MIN_PATIENCE, 2 * function.longest))
+            self._drain([s.remote for s in under_way], function.timeout.next(1))
             raise
 
     def _takes_more(self, under_way: list[_Scheduled]) -> bool:

@@ -3,7 +3,10 @@
 An optimizer with state reads it, changes it, writes it and then moves the weights by it, in several operations. If two
 workers do so at once, one may write an old square of its gradients between the other's two operations: Adamax and
 RMSprop then divide a large momentum by a square that is almost 0, and training diverges. (TensorFlow 1 had
-`use_locking`, for each operation alone.) The mutex is on the variable's server and costs no message.
+`use_locking`, for each operation alone.) An optimizer without state adds to its variable in one operation; to rows of
+it two workers must not add at once either, or one of two additions to the same row may be lost (`ResourceScatterSub`
+takes a lock that others share, tensorflow/core/kernels/resource_variable_ops.cc). The mutex is on the variable's server
+and costs no message.
 
 Constraints, moving averages, sums of accumulated gradients and scales of losses are written whole, before or after the
 updates of all variables, from what was read: another worker's update in between would be lost. Updates with any of
@@ -25,13 +28,13 @@ from tf2dist.compat.optimizers import variable_key, wrapped_counters, wrapped_op
 @contextlib.contextmanager
 def one_worker_at_a_time(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
     """Inside, a built optimizer updates each variable and its state under that variable's mutex. In a graph."""
-    with_state = [o for o in wrapped_optimizers(optimizer) if not _is_one_operation(o)]
-    for each in with_state:
+    optimizers = wrapped_optimizers(optimizer)
+    for each in optimizers:
         vars(each)["update_step"] = _under_mutex(each)
     try:
         yield
     finally:
-        for each in with_state:
+        for each in optimizers:
             del vars(each)["update_step"]
 
 
@@ -57,14 +60,18 @@ def _writes_more_than_steps(optimizer: keras.optimizers.Optimizer, variables: Se
     )
 
 
-def _is_one_operation(optimizer: keras.optimizers.Optimizer) -> bool:
-    return type(optimizer) is keras.optimizers.SGD and not optimizer.momentum
+def _is_one_operation(optimizer: keras.optimizers.Optimizer, gradient) -> bool:
+    dense = not isinstance(gradient, tf.IndexedSlices)
+    return dense and type(optimizer) is keras.optimizers.SGD and not optimizer.momentum
 
 
 def _under_mutex(optimizer):
     update_step = optimizer.update_step
 
     def update(gradient, variable, learning_rate):
+        if _is_one_operation(optimizer, gradient):
+            update_step(gradient, variable, learning_rate)
+            return
         arrived = [*tf.nest.flatten(gradient, expand_composites=True), learning_rate]
         with tf.device(variable.device), _held(f"mutex of {variable_key(optimizer, variable)}", arrived):
             update_step(gradient, variable, learning_rate)

@@ -1,4 +1,4 @@
-"""How long executions take on workers like these, and how long to wait for one."""
+"""How long to wait for an execution, when others of its kind took as long as they did."""
 
 from __future__ import annotations
 
@@ -11,25 +11,29 @@ _TIMES_LONGER = 4.0  # than others on a busy machine
 _MIN_SECONDS = 1.5
 
 
-class Pace:
-    """How long a step takes, as the median of the last executions, whichever workers made them."""
+class ExecutionTimeout:
+    """A multiple of the median that a step took in the last executions, whichever workers made them.
 
-    def __init__(self):
+    Args:
+      first: seconds to wait while none has ended: the first is also made ready to run.
+    """
+
+    def __init__(self, first: float = math.inf):
+        self._first = first
         self._seconds: deque[float] = deque(maxlen=_RECENT)  # of a step
-        self._patience = 1.0
+        self._factor = 1.0
 
     def observe(self, steps: int, seconds: float) -> None:
         """Takes into account an execution that has made its steps."""
         self._seconds.append(seconds / steps)
-        self._patience = 1.0
+        self._factor = 1.0
 
-    def next_limit(self, steps: int) -> float:
+    def next(self, steps: int) -> float:
         """Seconds after which an execution of `steps` steps is not waited for, while others have nothing to do.
 
         Twice as many each time, until one has made its steps: it may be that none can do better.
         """
-        if not self._seconds:
-            return math.inf  # the first one is also made ready to run
-        limit = self._patience * max(_MIN_SECONDS, _TIMES_LONGER * steps * statistics.median(self._seconds))
-        self._patience *= 2
+        usual = _TIMES_LONGER * steps * statistics.median(self._seconds) if self._seconds else self._first
+        limit = self._factor * max(_MIN_SECONDS, usual)
+        self._factor *= 2
         return limit
