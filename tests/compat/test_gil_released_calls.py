@@ -30,15 +30,18 @@ def goes_on(job):
     assert job.ends("worker 1") == (0, "")
 
 
-@pytest.mark.parametrize("change", ["added", "removed"])
-def test_other_threads_run_while_a_server_is_told_about_a_function(stopped, change):
+CHANGES = pytest.mark.parametrize("change", ["added", "removed", "seeded"])
+
+
+@CHANGES
+def test_other_threads_run_while_a_server_is_told_or_waited_for(stopped, change):
     job = stopped(change, "ours")
     job.until("others_run")
     assert job.processes["chief 0"].poll() is None
     goes_on(job)
 
 
-@pytest.mark.parametrize("change", ["added", "removed"])
+@CHANGES
 def test_tensorflow_itself_still_stops_them(stopped, tmp_path, change):
     """Fails when `tf2dist.compat.gil_released_calls` is no longer needed."""
     job = stopped(change, "theirs")
