@@ -31,7 +31,8 @@ def release_gil_in_remote_calls() -> None:
     for Linux are keeps its own way.
 
     A new seed of random numbers (`tf.random.set_seed`) makes TensorFlow forget what it has compiled, for which it waits
-    until no worker is at anything. A function is to be forgotten when Python frees it, in the middle of something else: a thread of its own sees to it.
+    until no worker is at anything. A function is to be forgotten when Python frees it, in the middle of something else:
+    a thread of its own sees to it.
     """
     try:
         _library()
