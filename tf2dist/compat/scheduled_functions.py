@@ -6,6 +6,7 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.distribute.coordinator import cluster_coordinator
@@ -26,7 +27,7 @@ class _ObservedQueue(cluster_coordinator._CoordinatedClosureQueue):
 
     def __init__(self):
         super().__init__()
-        self.idle: set[int] = set()  # workers
+        self.idle: set[Any] = set()  # workers
         self._closures: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # by remote value
         self._abandoned: weakref.WeakSet = weakref.WeakSet()  # closures
         self._here = threading.local()  # what this thread's worker is at
