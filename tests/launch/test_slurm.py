@@ -1,4 +1,4 @@
-"""The batch script; and `python -m launch slurm` with a real Slurm of two nodes with addresses of their own."""
+"""The batch script; and `python -m launch slurm` with a real Slurm of three nodes with addresses of their own."""
 
 import argparse
 import contextlib

@@ -149,7 +149,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--hostfile", metavar="FILE", help="the same, one a line: 'A', 'B:2' or 'B slots=2'")
     group.add_argument("--cluster", metavar="FILE", help='TOML: worker = ["a", "b:2222"], ps = ["c"], ...')
     group.add_argument(
-        "--port", type=int, metavar="N", help=f"of a host's first task (default: {DEFAULT_PORT}; local: free ones)"
+        "--port",
+        type=int,
+        metavar="N",
+        help=f"of a host's first task (default: {DEFAULT_PORT}; local: free ones; slurm: from the job's number)",
     )
     group = parser.add_argument_group("the job")
     group.add_argument("--dry_run", action="store_true", help="print what would be run, and run nothing")

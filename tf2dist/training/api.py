@@ -91,9 +91,9 @@ def fit(
       verbose: 0, 1, 2 or "auto": Keras's progress bar, "auto" on a terminal only.
       callbacks: one or many of Keras, and `tf2dist.Checkpoint`, which goes on where an earlier call was killed. Hooks
         of yours for a batch are called for each batch, at one step an execution; those of a
-        `tf2dist.ExecutionCallback`, or with `steps_per_execution`, once an execution, with the number of its last
-        step. In a multi-worker job pass the same in
-        every peer; those that write files do so in the first peer only. In an evaluator task `fit` does not train: it
+        `tf2dist.ExecutionCallback`, or with `steps_per_execution`, once an execution, with the number of its
+        first step at the beginning and of its last at the end. In a multi-worker job pass the same in every peer; those
+        that write files do so in the first peer only. In an evaluator task `fit` does not train: it
         evaluates `validation_data` with each checkpoint that the job writes, until that has ended.
       validation_split: fraction of the arrays' rows, the last ones, that is not trained on but is `validation_data`,
         unless that is given.
