@@ -3,10 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-# Two at a time; a file in one process, so that the clusters and models that its tests share are made once.
-PYTEST := $(BIN)/python -m pytest --numprocesses=2 --dist=loadfile
+# Three at a time, for two cores: some wait. A file in one process, so that the clusters and models that its tests
+# share are made once.
+PYTEST := $(BIN)/python -m pytest --numprocesses=3 --dist=loadfile
 
-.PHONY: train test test-slow test-exhaustive test-all fuzz check bench clean
+.PHONY: train test test-gpu test-slow test-exhaustive test-all fuzz check bench clean
 
 train: $(VENV)/installed  ## train on handwritten digits, on a local parameter server cluster
 	$(BIN)/python -m trainers.mnist --strategy=ps
@@ -14,14 +15,17 @@ train: $(VENV)/installed  ## train on handwritten digits, on a local parameter s
 test: $(VENV)/installed-test  ## what every module does, and a cluster of each kind: four minutes on two cores
 	$(PYTEST) -m "not slow and not exhaustive"
 
-test-slow: $(VENV)/installed-test  ## what takes longer: half an hour; a third process waits
-	$(PYTEST) --numprocesses=3 -m "slow and not exhaustive" --durations=40
+test-slow: $(VENV)/installed-test  ## what takes longer: three quarters of an hour
+	$(PYTEST) -m "slow and not exhaustive" --durations=40
 
 test-exhaustive: $(VENV)/installed-test  ## all combinations of what these try in samples
 	$(PYTEST) -m exhaustive --durations=40
 
 test-all: $(VENV)/installed-test  ## all of them
 	$(PYTEST)
+
+test-gpu: $(VENV)/installed-gpu  ## what must be true on GPUs, on this machine's; says so where there is none
+	TF2DIST_TESTS_GPU=gpu $(BIN)/python -m pytest tests/gpu -q -rs
 
 N ?= 60
 fuzz: $(VENV)/installed-test  ## N random trainings a strategy, compared with those of Keras on one device
@@ -51,6 +55,10 @@ $(VENV)/installed: pyproject.toml | $(BIN)/python
 $(VENV)/installed-test: pyproject.toml | $(BIN)/python
 	$(PIP) --editable '.[test]'
 	@touch $@ $(VENV)/installed
+
+$(VENV)/installed-gpu: pyproject.toml | $(BIN)/python
+	$(PIP) --editable '.[cuda,test]'
+	@touch $@ $(VENV)/installed $(VENV)/installed-test
 
 $(VENV)/installed-dev: pyproject.toml | $(BIN)/python
 	$(PIP) --editable '.[dev]'

@@ -1,10 +1,12 @@
 """Measures this project beside its alternatives, in one run.
 
 python -m benchmarks fit: `tf2dist.fit` beside a hand-written loop and beside Keras's own fit
+python -m benchmarks gpu: `tf2dist.fit` on a GPU beside Keras on TensorFlow, JAX and torch; Life and matmul beside CuPy
 python -m benchmarks launch: time to the first step against the number of workers
 python -m benchmarks life: engines of the Game of Life beside bgolly, in one process and in two
 python -m benchmarks pi: random points beside NumPy's, and one worker beside two
-python -m benchmarks ps: asynchronous parameter servers beside a TensorFlow 1 program
+python -m benchmarks ps: asynchronous parameter servers beside TensorFlow 1 programs and Keras 2
+python -m benchmarks scale: asynchronous training on 1 to 16 workers, one of which is killed or stopped
 """
 
 import argparse
@@ -14,7 +16,10 @@ import pkgutil
 import sys
 
 import benchmarks
+from benchmarks import scale
+from tf2dist.errors import UsageError
 from tf2dist.system.commands import Parser
+from tf2dist.system.local_paths import check_local
 
 
 def main(argv: list[str]) -> int:
@@ -25,10 +30,20 @@ def main(argv: list[str]) -> int:
     parser.add_argument("name", choices=[n for n in names if n not in ("programs", "rounds")])
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each contestant (default: 5)")
     parser.add_argument("--report", help="file for the figures as JSON")
+    if "scale" in argv:
+        scale.add_arguments(parser)  # others refuse them
     options = parser.parse_args(argv)
     if options.rounds < 1:
         parser.error(f"--rounds={options.rounds} must be at least 1")
-    figures = importlib.import_module(f"benchmarks.{options.name}").run(options.rounds)
+    try:
+        check_local(f"--report={options.report}", options.report or "")
+        if options.name == "scale":
+            figures = scale.run(options.rounds, options)
+        else:
+            figures = importlib.import_module(f"benchmarks.{options.name}").run(options.rounds)
+    except UsageError as error:
+        print(f"benchmarks: {error}", file=sys.stderr)
+        return 2
     if options.report:
         with open(options.report, "w") as file:
             json.dump(figures, file, indent=2)

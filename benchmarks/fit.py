@@ -78,7 +78,7 @@ def _keras(model, feed, per_execution):
 def _batches(feed):
     from tf2dist.input.batch_slicing import ReplicaSlices
 
-    return feed.training_batches(feed.remote_tensors(), ReplicaSlices(), 0)
+    return feed.training_batches(feed.local_tensors(), ReplicaSlices(), 0)
 
 
 def _by_hand(model, feed, per_execution):

@@ -1,43 +1,55 @@
-"""Parameter servers: `tf2dist.fit` beside a TensorFlow 1 program, each with 1 server and 2 workers on this machine.
+"""Parameter servers: `tf2dist.fit` beside others' programs, each with 1 server and 2 workers on this machine.
 
 The network is the mnist trainer's preset `sigmoid` (784 -> 100 -> 10, SGD), 100 examples an update. A figure is the
 updates a second of all workers together, from update `_FROM` on, when everybody has imported, traced and begun, to
-the last one. Both know loss and accuracy of every update.
+the last one. All know loss and accuracy of every update.
 """
 
 from __future__ import annotations
 
 import bisect
+import importlib.util
 import json
 import pathlib
 import tempfile
 
 from benchmarks.rounds import table
+from tf2dist.errors import UsageError
 from tf2dist.launch.backends import local
 
 _FROM, _STEPS = 1000, 4000  # updates
 _BATCH = 100
 _DEADLINE = 240.0  # seconds for one measurement
-_TF1 = "TensorFlow 1 program"
+_TF1, _TF1_SYNC = "TensorFlow 1 program", "TensorFlow 1, SyncReplicasOptimizer"
+_KERAS, _KERAS_50 = "tf_keras, 1 step per execution", "tf_keras, 50 steps per execution"
 _ASYNC, _LOCAL, _SYNC = "tf2dist.fit", "tf2dist.fit, local_steps=10", "tf2dist.fit, synchronous"
 _CONTESTANTS = {
-    _TF1: ("ps_tf1", []),
+    _TF1: ("ps_tf1", ["async"]),
+    _KERAS: ("ps_tf_keras", ["1"]),
+    _KERAS_50: ("ps_tf_keras", ["50"]),
     _ASYNC: ("ps_tf2dist", ["async"]),
     _LOCAL: ("ps_tf2dist", ["local_steps"]),
     _SYNC: ("ps_tf2dist", ["sync"]),
+    _TF1_SYNC: ("ps_tf1", ["sync"]),
 }
-_FEWER = {_SYNC: 5}  # so many times fewer updates: it is slower, and there for comparison only
+_FEWER = {_SYNC: 5, _TF1_SYNC: 5, _KERAS: 5}  # so many times fewer updates: they are slower
 
 
 def run(rounds: int) -> dict:
-    """Measures each contestant `rounds` times, in turn; returns the figures and the ratios."""
+    """Measures each contestant `rounds` times, in turn; returns the figures and the ratios.
+
+    Raises:
+      UsageError: a package is missing.
+    """
+    if importlib.util.find_spec("tf_keras") is None:
+        raise UsageError("ps measures Keras 2 too, and tf_keras is not installed (pip install -e '.[bench]')")
     figures: dict[str, list[float]] = {name: [] for name in _CONTESTANTS}
     for _ in range(rounds):
         for name, (program, arguments) in _CONTESTANTS.items():
             fewer = _FEWER.get(name, 1)
             figures[name].append(_measure(program, arguments, _FROM // fewer, _STEPS // fewer))
     title = f"1 parameter server, 2 workers: preset sigmoid, batch {_BATCH}"
-    ratios = {name: table(title, "updates/s", figures, name) for name in (_ASYNC, _LOCAL)}
+    ratios = {name: table(title, "updates/s", figures, name) for name in (_ASYNC, _LOCAL, _SYNC)}
     return {"updates_per_second": figures, "over": ratios}
 
 

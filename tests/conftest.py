@@ -1,5 +1,6 @@
 """What all tests share: TensorFlow with four virtual CPU devices, the strategies of one process, small models."""
 
+import glob
 import os
 import signal
 
@@ -7,17 +8,20 @@ import signal
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+if os.environ.get("TF2DIST_TESTS_GPU", "cpu") != "gpu" and glob.glob("/dev/nvidia[0-9]*"):
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # all tests use virtual CPU devices
 
 import numpy as np
 import pytest
 
+import tests.fast_imports  # noqa: F401 (before TensorFlow)
 from tests.jobs import by_hand, launched  # noqa: F401 (fixtures)
 
 SINGLE_PROCESS = ("one", "mirrored", "central")
 # Files whose tests mostly wait (for silence, for restarts): one after the other, beside those that compute.
 _WAITING = (
     "test_ssh", "test_kubelet", "test_slurm", "test_lost_tasks", "test_killed_workers", "test_restarts",
-    "test_gil_released_calls", "test_applied_batches",
+    "test_gil_released_calls", "test_applied_batches", "test_scale",
 )  # fmt: skip
 
 
@@ -34,8 +38,15 @@ def pytest_xdist_make_scheduler(config, log):
     return Scheduler(config, log)
 
 
+def quickly(quick, names=SINGLE_PROCESS):
+    """Parameters of strategies, of which `quick` alone is in `make test`."""
+    return [pytest.param(name, marks=() if name == quick else pytest.mark.slow) for name in names]
+
+
 # For what takes long: mirrored, which differs most from Keras alone, is always run.
-SINGLE_PROCESS_SLOWLY = [pytest.param(s, marks=() if s == "mirrored" else pytest.mark.slow) for s in SINGLE_PROCESS]
+SINGLE_PROCESS_SLOWLY = quickly("mirrored")
+# For what one device has too, such as the order of callbacks: mirrored takes twice as long to make its steps.
+ONE_QUICKLY = quickly("one", SINGLE_PROCESS[:2])
 
 
 def sampled(table, sample, slow=()):
@@ -59,7 +70,7 @@ def tf():
 
 
 def strategies(names):
-    """A fixture: each of these strategies of one process, mirrored alone in `make test`; two replicas if several."""
+    """A fixture: each of these strategies of one process; two replicas if several."""
 
     @pytest.fixture(params=names)
     def strategy(request, tf):

@@ -49,10 +49,22 @@ class Job:
                 pytest.fail("it ended with\n" + "\n".join(first.communicate()))  # an assertion would cut it short
             time.sleep(0.02)
 
+    def pids(self, name):
+        """Of the processes that the launcher has started under this task's name."""
+        found = []
+        for pid in linux.started_with(_MARK, self.mark):
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/comm") as file:
+                found += [pid] if file.read() == f"{name}\n" else []
+        return found
+
     def ends(self, name):
         """Status and standard error of a process that must end by itself."""
         _, error = self.processes[name].communicate(timeout=DEADLINE)
         return self.processes[name].returncode, error
+
+    def left(self):
+        """The processes that live, of all that were started."""
+        return linux.started_with(_MARK, self.mark)
 
     def kill(self):
         """Kills everything that was started, and what that has started, at once."""

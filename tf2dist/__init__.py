@@ -11,7 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tf2dist import layers
+    from tf2dist import data, errors, layers
     from tf2dist.cluster.roles import Role, role_of
     from tf2dist.cluster.spec import AnyJobs, Cluster, ClusterError, Task
     from tf2dist.cluster.strategies import STRATEGIES
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tf2dist.training.callbacks import ExecutionCallback
     from tf2dist.training.checkpoint import Checkpoint
 
+_ROOMS = ("data", "errors", "layers")
 _HOME = {
     "AnyJobs": "cluster.spec",
     "Cluster": "cluster.spec",
@@ -65,6 +66,8 @@ __all__ = [
     "Task",
     "bind",
     "connect",
+    "data",
+    "errors",
     "evaluate",
     "fit",
     "join",
@@ -80,8 +83,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Imports the module that holds `name` (PEP 562)."""
-    if name == "layers":
-        return importlib.import_module("tf2dist.layers")
+    if name in _ROOMS:
+        return importlib.import_module(f"tf2dist.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'tf2dist' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"tf2dist.{_HOME[name]}"), name)

@@ -1,6 +1,7 @@
 """Says what this process would be in a job, and what is in the way: python -m tf2dist.doctor [--json].
 
-Versions; devices and their memory; the cluster that the environment describes, and what it says differently from
+Versions; devices and their memory; GPUs, with driver and libraries wanted and found, why one is not used, and the
+command that would mend it; the cluster that the environment describes, and what it says differently from
 TensorFlow; whether every peer can be reached; ports that other machines can reach. Exit status: 0 if nothing is in the
 way, 1 if something is.
 """
@@ -19,8 +20,10 @@ from tf2dist.cluster import environments, rendezvous
 from tf2dist.cluster.open_ports import Listener, open_to_others
 from tf2dist.cluster.roles import Role, leader_of, role_of
 from tf2dist.cluster.spec import Cluster, ClusterError, Task
+from tf2dist.errors import UsageError
 from tf2dist.runtime import tensorflow_import
-from tf2dist.system.commands import Parser
+from tf2dist.system import gpu_libraries, gpus
+from tf2dist.system.commands import Parser, as_called
 
 _ROLES = {
     Role.PEER: "runs the loop in lockstep with its peers",
@@ -30,9 +33,14 @@ _ROLES = {
 }
 
 
+_OLDEST_DRIVER = {12: "525.60.13", 13: "580.65.06"}  # by CUDA's major version; within one, drivers fit all (Linux)
+_BUILD_INFO = {"cuda": "cuda_version", "cudnn": "cudnn_version", "capabilities": "cuda_compute_capabilities"}
+_INSTALL = "`pip install 'tensorflow[and-cuda]'` brings those that it was built with"
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Prints the report; returns the exit status."""
-    parser = Parser(prog="python -m tf2dist.doctor", description=__doc__, allow_abbrev=False)
+    parser = Parser(prog=as_called("doctor", "tf2dist.doctor"), description=__doc__, allow_abbrev=False)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--timeout", type=float, default=5.0, metavar="S", help="for a peer to answer (default: 5)")
     options = parser.parse_args(arguments)
@@ -50,7 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def examine(timeout: float) -> dict:
-    """The report: `versions`, `cores`, `memory`, `devices`, `cluster`, `peers`, `open_ports`, `problems`."""
+    """The report: `versions`, `cores`, `memory`, `devices`, `gpus`, `cluster`, `peers`, `open_ports`, `problems`."""
     report: dict = {"versions": rendezvous.versions() | {"python": platform.python_version()}, "problems": []}
     report["cores"] = len(os.sched_getaffinity(0))
     report["memory"] = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -65,6 +73,7 @@ def examine(timeout: float) -> dict:
     report["peers"] = _peers(found.cluster, timeout, problems) if found.cluster else []
     report["open_ports"] = [vars(listener) for listener in listeners]
     report["devices"] = _devices(problems)
+    report["gpus"] = _gpus(sum(device["type"] == "GPU" for device in report["devices"]), problems)
     return report
 
 
@@ -151,16 +160,145 @@ def _devices(problems: list[str]) -> list[dict]:
         entry = {"name": device.name.removeprefix("/physical_device:"), "type": device.device_type}
         if device.device_type == "GPU":
             entry["model"] = tf.config.experimental.get_device_details(device).get("device_name", "")
-            entry["memory"] = _gpu_memory(tf, entry["name"])
         devices.append(entry)
     return devices
 
 
-def _gpu_memory(tf, name: str) -> int | None:
-    """Bytes that TensorFlow may use of a GPU; None if it does not say."""
-    from tf2dist.compat.device_list import memory_limits
+def _gpus(used: int, problems: list[str]) -> dict | None:
+    """What is known of GPUs; None where there are none. `used`: how many TensorFlow sees."""
+    driver, cards = gpu_libraries.ask_driver(), gpu_libraries.cards_in_slots()
+    if not (driver.gpus or cards or gpus.identifiers()):
+        if asked := gpus.asked_for(os.environ):
+            problems.append(
+                f"{gpus.VISIBLE}={asked} names a GPU, and none is found: `unset {gpus.VISIBLE}`, or mend the driver"
+            )
+        return None
+    wanted, found = _wanted_libraries(), gpu_libraries.library_versions()
+    report = {
+        "driver": driver.version,
+        "devices": [vars(gpu) for gpu in driver.gpus],
+        "links": driver.links,
+        "peer_access": driver.peer_access,
+        "wanted": wanted,
+        "found": found,
+        "used": used,
+        "visible": os.environ.get(gpus.VISIBLE),
+    }
+    report["hidden"] = _hidden(driver, used)
+    if used < max(1, len(driver.gpus)) and not report["hidden"]:
+        problems += _why_unused(driver, cards, wanted, found, used)
+    elif len(driver.gpus) > 1 and (why := _misfit("nccl", "NCCL, by which GPUs add up gradients,", wanted, found)):
+        problems.append(why)
+    if used and found["cudnn"] and (why := _misfit("cudnn", "cuDNN, without which convolutions fail,", wanted, found)):
+        problems.append(why)
+    return report
 
-    return memory_limits().get(name)
+
+def _wanted_libraries() -> dict[str, str]:
+    """The versions that TensorFlow was built for; empty if it was built without CUDA, or cannot be imported."""
+    try:
+        build = tensorflow_import.import_tensorflow().sysconfig.get_build_info()
+    except ImportError:
+        return {}
+    if not build.get("is_cuda_build"):
+        return {}
+    built = {name: build.get(key, "") for name, key in _BUILD_INFO.items()}
+    built = {name: " ".join(value) if isinstance(value, list) else value for name, value in built.items()}
+    tried = gpu_libraries.wanted_versions()  # which says more than the build's major version of cuDNN, and NCCL's
+    return built | {name: tried[name] for name in ("cudnn", "nccl") if name in tried}
+
+
+def _misfit(name: str, label: str, wanted: dict[str, str], found: dict[str, str], *, loaded: bool = False) -> str:
+    """What is wrong with a library, and what mends it; empty if nothing. `loaded`: is it right if it can be loaded?"""
+    version = wanted.get(name, "")
+    if not found[name]:
+        return f"{label} {version + ' ' if version else ''}is wanted and not found: {_INSTALL}"
+    fits = gpu_libraries.is_loaded(version, found[name]) if loaded else gpu_libraries.fits(name, version, found[name])
+    if version and not fits:
+        return f"{label} {version} is wanted, and {found[name]} is found: {_INSTALL}"
+    return ""
+
+
+def _why_unused(
+    driver: gpu_libraries.Driver, cards: list[str], wanted: dict[str, str], found: dict[str, str], used: int
+) -> list[str]:
+    """Why TensorFlow does not use each GPU, in the order in which it would be mended, with the command for it."""
+    if not driver.version:
+        where = f" (PCI {', '.join(cards)})" if cards else ""
+        return [
+            f"there is an NVIDIA GPU{where}, and its driver does not answer: install it as your system does, for "
+            "example by `sudo ubuntu-drivers install`, start the machine anew, and look at `nvidia-smi`"
+        ]
+    problems = []
+    try:
+        gpus.visible()
+    except UsageError as error:
+        problems.append(f"{error}: `unset {gpus.VISIBLE}`")
+    if not wanted:
+        return [*problems, "this TensorFlow is built without CUDA: `pip install 'tensorflow[and-cuda]'`"]
+    major = gpu_libraries.version_numbers(wanted["cuda"])[0]
+    oldest = _OLDEST_DRIVER.get(major, "")
+    if gpu_libraries.version_numbers(driver.version) < gpu_libraries.version_numbers(oldest):
+        problems.append(
+            f"the driver is {driver.version}, and CUDA {wanted['cuda']} needs {oldest} or later: update it as your "
+            "system does, for example by `sudo ubuntu-drivers install`"
+        )
+    libraries = ("cuda", "CUDA's runtime"), ("cudnn", "cuDNN")
+    # An older minor version of cuDNN hides no GPU: it is refused when it is first used.
+    problems += filter(None, (_misfit(name, label, wanted, found, loaded=True) for name, label in libraries))
+    least = min(map(_capability, wanted["capabilities"].split()), default=0)
+    for gpu in driver.gpus:
+        if _capability(gpu.compute_capability) < least:
+            problems.append(
+                f"GPU {gpu.index}, {gpu.name}, has compute capability {gpu.compute_capability}, and this TensorFlow is "
+                f"built for {least / 10:.1f} and later: build it from source for this one"
+            )
+    return problems or [
+        f"TensorFlow sees {used} of {len(driver.gpus)} GPUs; its own log says why: `TF_CPP_MIN_LOG_LEVEL=0 python -c "
+        "'import tensorflow as tf; tf.config.list_physical_devices()'`"
+    ]
+
+
+def _hidden(driver: gpu_libraries.Driver, used: int) -> str:
+    """What hides GPUs though TensorFlow sees all that it is shown; no problem, because somebody wanted it."""
+    with contextlib.suppress(UsageError):
+        shown, there = len(gpus.visible()), len(driver.gpus)
+        if shown < there and used >= shown:
+            value = os.environ.get(gpus.VISIBLE)
+            return f"{gpus.VISIBLE}={value!r} hides {there - shown} of {there}: `unset {gpus.VISIBLE}` shows all"
+    return ""
+
+
+def _capability(text: str) -> int:
+    """A compute capability as ten times the number: "sm_80", "compute_80" and "8.0" are 80."""
+    numbers = gpu_libraries.version_numbers(text)
+    return numbers[0] * 10 + numbers[1] if len(numbers) > 1 else numbers[0] if numbers else 0
+
+
+def _gpu_lines(report: dict) -> list[str]:
+    found, wanted = report["found"], report["wanted"]
+    libraries = [
+        f"{label} {wanted.get(name) or 'not'} wanted, {found[name] or 'none'} found"
+        for name, label in (("cuda", "CUDA"), ("cudnn", "cuDNN"), ("nccl", "NCCL"))
+    ]
+    text = [f"gpus       driver {report['driver'] or 'does not answer'}; {'; '.join(libraries)}"]
+    text += [
+        f"gpu {gpu['index']}      {gpu['name']}, {gpu['memory'] / 1024:.1f} GiB ({gpu['free'] / 1024:.1f} free), "
+        f"compute capability {gpu['compute_capability']}"
+        for gpu in report["devices"]
+    ]
+    if report["hidden"]:
+        text.append(f"           {report['hidden']}")
+    if report["links"]:
+        links = ", ".join(f"{pair} {link}{_peers_of(report, pair)}" for pair, link in report["links"].items())
+        text.append(f"gpu links  {links} (NV: NVLink, PIX to PHB: PCIe, NODE and SYS: through processors)")
+    return text
+
+
+def _peers_of(report: dict, pair: str) -> str:
+    """Whether two GPUs read each other's memory; empty where nvidia-smi does not tell."""
+    answer = report["peer_access"].get(pair)
+    return "" if answer is None else " with peer access" if answer == "OK" else f" without peer access ({answer})"
 
 
 def lines(report: dict) -> list[str]:
@@ -168,8 +306,8 @@ def lines(report: dict) -> list[str]:
     text = ["versions   " + ", ".join(f"{name} {number}" for name, number in report["versions"].items())]
     text.append(f"host       {report['cores']} cores, {report['memory'] / 2**30:.1f} GiB")
     for device in report["devices"]:
-        memory = f", {device['memory'] / 2**30:.1f} GiB" if device.get("memory") else ""
-        text.append(f"device     {device['name']}" + (f" {device['model']}" if device.get("model") else "") + memory)
+        text.append(f"device     {device['name']}" + (f" {device['model']}" if device.get("model") else ""))
+    text += _gpu_lines(report["gpus"]) if report["gpus"] else ["gpus       none: no NVIDIA GPU is in this machine"]
     cluster = report["cluster"]
     if cluster is None:
         text.append("cluster    none: this process is alone (no TF_CONFIG, CLUSTER_SPEC, SM_HOSTS or Slurm step)")

@@ -1,4 +1,4 @@
-"""What ends a training that is no fault of the program. Imports no TensorFlow."""
+"""Errors of the user or of the job, which are reported in one line without a traceback. Imports no TensorFlow."""
 
 import re
 
@@ -8,13 +8,15 @@ _HEADINGS = ("Graph execution error", "Detected at node", "File ", "<stack", "Ad
 class UsageError(ValueError):
     """A command or call that cannot be right; the message is one line: what, what was found, what would be right."""
 
+    ag_pass_through = True  # AutoGraph raises it as it is, and not as an error of its own that is no ValueError
+
 
 class TrainingError(ValueError):
     """A training that cannot go on: the loss is NaN, say. The message is one line, with what to do."""
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be gone on from: it is of another model. The message is one line."""
+    """A checkpoint that cannot be restored (of another model, unreadable) or written. The message is one line."""
 
 
 class ShardError(ValueError):

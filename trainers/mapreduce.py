@@ -11,6 +11,7 @@ from absl import flags
 
 from tf2dist.data.errors import DataError
 from tf2dist.errors import UsageError
+from tf2dist.system.local_paths import check_local
 from trainers.common import main
 
 _JOB = flags.DEFINE_enum("job", "mean", ["mean", "variance", "histogram", "ensemble"], "What to compute.")
@@ -96,6 +97,7 @@ def read_numbers(path: str) -> array.array:
     Raises:
       DataError: it holds no numbers, or something that is no finite number; names the line.
     """
+    check_local(f"--file={path}", path)
     numbers = array.array("d")
     try:
         with open(path, encoding="utf-8") as file:

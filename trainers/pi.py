@@ -2,6 +2,7 @@
 
 Point number i of a seed is the same wherever it is made, so the count is the same for any strategy and any number of
 workers and devices, also when some of them die. Each worker or device uses one core: --strategy=mirrored --replicas=8.
+One with a GPU counts on a core of its host, since the loop is made for registers (`trainers.common.threefry.inside`).
 """
 
 import math
@@ -47,6 +48,7 @@ def train(run, prepared):
     import tensorflow as tf
 
     import tf2dist
+    from tf2dist.runtime import devices
     from trainers.common import threefry
     from trainers.common.progress_meter import ProgressMeter
 
@@ -58,15 +60,19 @@ def train(run, prepared):
     samples = each * tasks if each else _whole_number(_SAMPLES) or 10**9
     size = _shard_size(samples, tasks)
 
+    accelerators = devices.on_accelerators(strategy)
+
     def inside(shard):
-        return threefry.inside(tf.constant(seed, tf.int64), *shard)[None]
+        with tf.device("/cpu:0" if accelerators else None):
+            return threefry.inside(tf.constant(seed, tf.int64), *shard)[None]
 
     def counts(shards, progress=None):
         return tf2dist.map_reduce(
             inside, shards, lambda a, b: np.concatenate([a, b]), strategy=strategy, progress=progress
         )
 
-    run.say(f"{samples:,} samples, seed {seed}, strategy {run.shared.strategy} ({run.shared.layout}), {tasks} at work")
+    work = f"{tasks} at work, on the CPU" if accelerators else f"{tasks} at work"
+    run.say(f"{samples:,} samples, seed {seed}, strategy {run.shared.strategy} ({run.shared.layout}), {work}")
     counts([(number, 1) for number in range(tasks)])  # each compiles what it will run
     progress = ProgressMeter(run.say, samples, "samples")
     began = time.perf_counter()

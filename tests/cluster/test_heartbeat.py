@@ -74,6 +74,18 @@ class TestTaskConnection:
         with pytest.raises(TaskLostError, match=r"ps 0 at ps0:2222 has given no sign of life for 0\.05 s"):
             line.receive("done")
 
+    def test_a_silence_is_noted_once_until_the_next_sign_of_life(self, connect, monkeypatch):
+        monkeypatch.setattr(heartbeat, "SILENCE", 0.02)
+        line, other = connect()
+        noted = []
+
+        def note():
+            noted.append(None)
+            threading.Timer(0.2, other.say, ["ping" if len(noted) < 3 else "done"]).start()
+
+        assert line.receive("done", on_silence=note) == "done"
+        assert len(noted) == 3
+
     def test_every_sign_of_life_starts_the_grace_period_anew(self, connect, monkeypatch):
         line, other = connect()
         words = iter(["ping", "ping", "ping", "done"])

@@ -6,11 +6,13 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import Future
 
 import pytest
 
 from tests.threads import DEADLINE, background, nobody_listens, stays, wait_until
+from tf2dist.cluster import heartbeat, task_monitor
 from tf2dist.cluster.heartbeat import TaskConnection, TaskLostError
 from tf2dist.cluster.loss_policy import LossPolicy
 from tf2dist.cluster.spec import Task
@@ -76,7 +78,8 @@ class TestLead:
 
     def test_a_worker_that_is_lost_before_it_is_ready_may_come_back(self, lead, connect):
         lines, back = [connect("ps", 0), connect("worker", 0)], connect("worker", 0)
-        leader = lead(*lines, policy=LossPolicy(True), find_replacement=lambda task, over: back[0])
+        found = iter([back[0]])
+        leader = lead(*lines, policy=LossPolicy(True), find_replacement=lambda task, over: next(found, None))
         waiting = background(leader.wait_ready, 10 * DEADLINE)
         lines[0][1].say("ready")
         lines[1][1].end()
@@ -156,6 +159,19 @@ class TestLead:
     def test_a_silent_task_is_lost(self, lead, connect, ended, hasty):
         lead(connect("ps", 0), fatal=bool)
         assert ended.result(DEADLINE) == "ps 0 at ps0:2222 has given no sign of life for 0.05 s"
+
+    def test_a_silent_task_is_named_before_it_counts_as_lost(self, lead, connect, monkeypatch, capfd):
+        """A stopped worker, say, whose share of a synchronous update all wait for."""
+        monkeypatch.setattr(heartbeat, "SILENCE", 0.02)
+        monkeypatch.setattr(task_monitor, "SILENCE", 0.02)
+        worker = connect("worker", 0)
+        leader = lead(worker)
+        said, deadline = "", time.monotonic() + DEADLINE
+        while "silent" not in said and time.monotonic() < deadline:
+            said += capfd.readouterr().err
+            time.sleep(0.01)
+        assert said == "tf2dist: worker 0 at worker0:2222 has been silent for 0.02 s; it counts as lost after 60 s\n"
+        assert leader.lost == []
 
     def test_a_lost_task_comes_back_and_may_be_lost_again(self, lead, connect, ended, capfd):
         lines = [connect("worker", 0), *(connect("worker", 1) for _ in range(3))]
@@ -257,7 +273,8 @@ class TestAllWorkersLost:
     def test_one_that_is_back_beside_one_that_is_not_does_not_count(self, lead, connect, ended):
         lines = [connect("worker", 0), connect("worker", 1)]
         back = connect("worker", 1)
-        find = lambda task, over: back[0] if task.index else None  # noqa: E731
+        found = iter([back[0]])
+        find = lambda task, over: next(found, None) if task.index else None  # noqa: E731
         policy = LossPolicy(True, frozenset([*self.WORKERS, Task("worker", 2)]), 0.2)
         last = connect("worker", 2)
         leader = lead(*lines, last, policy=policy, find_replacement=find)
@@ -385,6 +402,7 @@ def test_a_killed_process_is_missed_at_once(signum):
     code = """
 import socket, sys
 from tf2dist.cluster import Task
+from tf2dist.cluster import heartbeat, task_monitor
 from tf2dist.cluster.heartbeat import TaskConnection, wait_until_done
 wait_until_done(TaskConnection(socket.socket(fileno=int(sys.argv[1])), Task("chief", 0), "here"))
 """

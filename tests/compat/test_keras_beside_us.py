@@ -12,8 +12,8 @@ import pytest
 from tests.house.source import ROOT, parsed
 
 PROGRAM = "tests.programs.keras_beside_us"
-QUICK = ("masks",)  # and clipped gradients, in one model
-SLOW = (
+OPTIONS = (
+    "masks",  # and clipped gradients, in one model
     "clipnorm",
     "mean_with_sample_weight",
     "embedding_adagrad",
@@ -25,27 +25,29 @@ SLOW = (
 )
 
 
-@pytest.fixture(scope="module", params=[QUICK, pytest.param(SLOW, marks=pytest.mark.slow)], ids=["quick", "slow"])
-def report(request):
-    """What the program says about some options."""
-    done = subprocess.run(
-        [sys.executable, "-m", PROGRAM, *request.param], cwd=ROOT, capture_output=True, text=True, timeout=380
-    )
+@pytest.fixture(scope="module")
+def report():
+    """What the program says about all options."""
+    command = [sys.executable, "-m", PROGRAM, *OPTIONS]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=480)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout.splitlines()[-1])
-    assert set(report["trained"]) == set(request.param)
+    assert set(report["trained"]) == set(OPTIONS)
     return report
 
 
+@pytest.mark.slow
 def test_importing_us_changes_no_function_of_keras(report):
     assert report["functions"] > 5000
     assert report["imported"] == []
 
 
+@pytest.mark.slow
 def test_training_with_us_changes_no_function_of_keras(report):
     assert report["fitted"] == []
 
 
+@pytest.mark.slow
 def test_plain_keras_trains_the_same_before_during_and_after(report):
     for option, found in report["trained"].items():
         assert found["before"]["one"], option
@@ -56,7 +58,7 @@ def test_plain_keras_trains_the_same_before_during_and_after(report):
 def test_every_option_is_tried():
     tree = parsed(ROOT / "tests" / "programs" / "keras_beside_us.py")
     models = next(n.value for n in tree.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "MODELS")
-    assert {ast.literal_eval(key) for key in models.keys} == {*QUICK, *SLOW}
+    assert {ast.literal_eval(key) for key in models.keys} == {*OPTIONS}
 
 
 def test_a_changed_function_is_seen(monkeypatch):

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -29,9 +30,23 @@ def test_functions_are_ended_and_their_errors_forgotten():
         "InvalidArgumentError",
         "0",
         "1",
+        "None 0",
         "set() True 0",
         "CancelledError CancelledError",
         "1",
         "InvalidArgumentError 200000 1",
         "{0}",
     ]
+
+
+def test_of_a_coordinator_that_was_made_before_nothing_is_known(tf):
+    """A user's own strategy and coordinator: then all functions are waited for."""
+    from tensorflow.python.distribute.coordinator import cluster_coordinator
+
+    from tf2dist.compat import scheduled_functions
+
+    queue_class = cluster_coordinator._CoordinatedClosureQueue
+    theirs = next(c for c in queue_class.__mro__ if not issubclass(c, scheduled_functions._ObservedQueue))
+    coordinator = SimpleNamespace(_cluster=SimpleNamespace(closure_queue=theirs()))
+    assert scheduled_functions.idle_workers(coordinator) == set()
+    scheduled_functions.abandon(coordinator, object())

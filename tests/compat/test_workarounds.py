@@ -218,3 +218,52 @@ def test_ours_differentiates_as_with_variables(tf):
     from tf2dist.compat.stateless_scope import OverlayScope
 
     assert gradient_of_rescales(tf, lambda values: OverlayScope(values, ())) == 11.0
+
+
+@pytest.fixture
+def two_gpus(tf, monkeypatch):
+    """Two GPUs that are not there, in a context of TensorFlow's that has made no devices yet."""
+    from tensorflow.python.eager import context
+
+    here = context.Context()
+    here._physical_devices = [context.PhysicalDevice(f"/physical_device:GPU:{n}", "GPU") for n in range(2)]
+    here._physical_device_to_index = {gpu: n for n, gpu in enumerate(here._physical_devices)}
+    here._visible_device_list, here._pluggable_devices = list(here._physical_devices), []
+    here._memory_growth_map = dict.fromkeys(here._physical_devices)
+    monkeypatch.setattr(context, "_context", here)
+    return here._physical_devices
+
+
+def options_of_gpus():
+    """What TensorFlow would make its GPUs with."""
+    from tensorflow.python.eager import context
+
+    return context.context().config.gpu_options
+
+
+def divide(tf, gpu):
+    tf.config.set_logical_device_configuration(gpu, [tf.config.LogicalDeviceConfiguration(memory_limit=100)] * 2)
+
+
+def test_upstream_memory_growth_is_forgotten_beside_a_divided_gpu(tf, two_gpus):
+    """Fails when TensorFlow keeps it; then `allow_memory_growth` can be `set_memory_growth` alone."""
+    tf.config.experimental.set_memory_growth(two_gpus[0], True)
+    divide(tf, two_gpus[1])
+    assert tf.config.experimental.get_memory_growth(two_gpus[0])
+    assert not options_of_gpus().allow_growth
+
+
+@pytest.mark.parametrize("divided_first", [False, True])
+def test_our_memory_growth_is_kept(tf, two_gpus, divided_first):
+    from tf2dist.compat import eager_context
+
+    if divided_first:
+        divide(tf, two_gpus[1])
+    for gpu in two_gpus[:1] if divided_first else two_gpus:
+        eager_context.allow_memory_growth(gpu)
+    assert options_of_gpus().allow_growth
+    divide(tf, two_gpus[1])
+    found = options_of_gpus()
+    assert found.allow_growth
+    assert [list(gpu.memory_limit_mb) for gpu in found.experimental.virtual_devices] == [[], [100, 100]]
+    assert found.visible_device_list == "0,1"

@@ -59,11 +59,11 @@ def sums(factor):
 
 def first_rows_twice(monkeypatch):
     """A fault: each batch repeats the first."""
-    from tf2dist.input.array_adapter import Examples
+    from tf2dist.input.array_adapter import ArrayBatches
 
-    original = Examples._slice
+    original = ArrayBatches.slice
     monkeypatch.setattr(
-        Examples, "_slice", lambda self, tensors, step, rank, total: original(self, tensors, step * 0, rank, total)
+        ArrayBatches, "slice", lambda self, tensors, step, rank, total: original(self, tensors, step * 0, rank, total)
     )
 
 

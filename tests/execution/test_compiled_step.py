@@ -106,3 +106,21 @@ def test_fractions_of_slices_join(tf, step, cut):
     expected, _ = gradients(tf, step, rows[1], None)
     for ours, theirs in zip(alone, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_a_whole_batch_on_one_of_several_devices(tf):
+    """A worker with two GPUs evaluates a shard on one of them: Keras would halve each mean."""
+    from tf2dist.compat.model import build_from_specs
+    from tf2dist.execution.compiled_step import CompiledStep
+
+    x, y = data()
+    with tf2dist.make_strategy("mirrored", replicas=2).scope():
+        model = classifier(OPTIMIZERS["sgd"]())
+        model.layers[-1].activity_regularizer = keras.regularizers.L2(0.1)
+        build_from_specs(model, (keras.KerasTensor((None, x.shape[1]), "float32"), keras.KerasTensor((None,), "int64")))
+        step = CompiledStep(model)
+        logs = step.logs([s.numpy() for s in tf.function(lambda: step.evaluate((x, y)))()])
+    alone = classifier(OPTIMIZERS["sgd"]())
+    alone.layers[-1].activity_regularizer = keras.regularizers.L2(0.1)
+    alone.set_weights(model.get_weights())
+    assert logs == pytest.approx(alone.evaluate(x, y, batch_size=len(x), verbose=0, return_dict=True), rel=1e-5)

@@ -185,7 +185,8 @@ def test_validation_as_keras_asks_for_it(strategy):
         ("dataset", {"validation_data": "rows"}, "found str"),
         ("empty", {}, "endless or empty"),
         ("empty_unknown", {"steps_per_epoch": 3}, "ran out early"),
-        ("generator", {}, "from_generator"),
+        ("generator", {"batch_size": 4}, "batch_size is for arrays; a list_iterator is batched already"),
+        ("object", {}, "a generator or another iterable of batches"),
         ("columns", {}, "12"),
         ("labels", {}, "target.shape=(None, 3), output.shape=(None, 3)"),
     ],
@@ -199,6 +200,7 @@ def test_data_that_cannot_be_used(tf, rows, arguments, message):
         "empty": dataset.take(0),
         "empty_unknown": dataset.filter(lambda x, y: False),
         "generator": iter([(x, y)]),
+        "object": object(),
         "columns": (x[:, :5], y),
         "labels": (x, np.stack([y, y, y], 1)),
     }
@@ -211,3 +213,15 @@ def test_a_dataset_that_ends_before_it_says(strategy, tf):
     short = tf.data.Dataset.from_tensor_slices(data()).batch(BATCH).filter(lambda x, y: True)
     with pytest.raises(ValueError, match="ran out early"):
         tf2dist.evaluate(made(strategy), short, steps=STEPS + 1, return_dict=True)
+
+
+def test_class_weight_of_labels_of_unknown_size_and_of_unknown_classes(tf):
+    """A column of classes is one whatever its spec says of its size, and a negative class has weight 1, as in Keras."""
+    from tf2dist.input.class_weight import ClassWeight
+
+    weigh = ClassWeight.of({0: 2.0, 1: 3.0})
+    unknown = tf.function(weigh, input_signature=[tf.TensorSpec([None, 1]), tf.TensorSpec([None, None])])
+    x = np.zeros([3, 1], np.float32)
+    assert unknown(x, [[0.0], [1.0], [2.0]])[2].numpy().tolist() == [2.0, 3.0, 1.0]
+    assert unknown(x, [[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]])[2].numpy().tolist() == [2.0, 3.0, 2.0]
+    assert weigh(x, tf.constant([-1, 0, 5]))[2].numpy().tolist() == [1.0, 2.0, 1.0]

@@ -5,8 +5,11 @@ import numpy as np
 import pytest
 
 import tf2dist
+from tests.conftest import ONE_QUICKLY, strategies
 from tests.models import ROWS
 from tests.models import data as rows
+
+strategy = strategies(ONE_QUICKLY)
 
 BATCH = 16
 

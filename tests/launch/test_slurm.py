@@ -267,6 +267,7 @@ def test_a_worker_whose_node_is_cut_off_is_done_without(nodes, submit, patient, 
     assert json.loads(report.read_text())["steps"] == 100 * 12
 
 
+@pytest.mark.exhaustive
 @slow
 @limit
 def test_a_server_whose_node_is_cut_off_is_named(nodes, submit, patient, tmp_path):

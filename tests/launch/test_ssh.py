@@ -3,12 +3,15 @@
 import contextlib
 import json
 import os
+import pathlib
 import signal
 import sys
 
 import pytest
 
+from tests.gpu_fakes import fake_nvidia_smi
 from tests.launch.hosts import Hosts, Launcher, possible
+from tests.threads import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -87,6 +90,7 @@ def test_mnist_on_workers_in_lockstep(ssh, hosts, tmp_path):
     assert trained(launcher, report)["processes"] == {"worker": 2}
 
 
+@pytest.mark.exhaustive
 def test_hosts_by_their_ipv6_addresses(ssh, hosts, tmp_path):
     report = tmp_path / "report.json"
     launcher = ssh("--hosts=root@[fd77::2],[fd77::3]", "--ps=1", "--", *MNIST, "--epochs=10", f"--report={report}")
@@ -104,6 +108,25 @@ def test_directory_environment_and_names_are_handed_on(ssh, hosts, tmp_path):
     }
     launcher.process.send_signal(signal.SIGTERM)
     assert launcher.finish(30)[0] == 143
+
+
+def test_hosts_divide_their_gpus(ssh, tmp_path, monkeypatch):
+    """Each its own, among its own workers; and nothing starts where some would have more than others."""
+    fake_nvidia_smi(tmp_path, monkeypatch, 2)
+    python = tmp_path / "python"
+    seen = f"PATH={tmp_path}:$PATH PYTHONPATH={tmp_path / 'wheels'}"  # on the hosts
+    python.write_text(f'#!/bin/sh\n{seen} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    (tmp_path / "sees.py").write_text("import os\nprint('sees', os.environ['CUDA_VISIBLE_DEVICES'])")
+    status, out = ssh(f"--python={python}", "--hosts=b:2,c:2", "--", "sees.py").finish(60)
+    assert (status, sorted(out.splitlines())) == (0, [f"[worker {n}] sees {n % 2}" for n in range(4)])
+    status, out = ssh(f"--python={python}", "--hosts=b:2,c", "--", "sees.py").finish(60)
+    unequal = "a worker on c has 2 GPUs and one on b has 1, and all must have as many: say --gpus_per_worker=1"
+    assert (status, out) == (2, f"launch: ssh: {unequal}\n")
+    status, out = ssh(f"--python={python}", "--hosts=b,c", "--gpus_per_worker=3", "--", "sees.py").finish(60)
+    assert (status, out.count("\n")) == (2, 1)
+    assert "b: 1 worker with 3 GPUs each need 3" in out
+    assert "c: 1 worker with 3 GPUs each need 3" in out
 
 
 @pytest.mark.parametrize("how", ["once", "twice", "ignored"])
@@ -170,6 +193,7 @@ def test_a_worker_that_is_cut_off_is_done_without(ssh, hosts, tmp_path):
     assert launcher.text().count("launch: worker 1 was lost with its host; the job goes on without it") == 1
 
 
+@pytest.mark.exhaustive
 def test_who_cannot_be_done_without_is_named_when_cut_off(ssh, hosts, tmp_path):
     """Three jobs: of one the only worker, of one the server, of one the coordinator is on the host that is cut."""
     said = {
@@ -225,6 +249,7 @@ def test_a_worker_that_was_killed_is_started_again_on_its_host(ssh, hosts, tmp_p
     assert launcher.text().count("launch: worker 1 ended with status 137; it is started again") == 2
 
 
+@pytest.mark.exhaustive
 def test_peers_are_started_again_on_their_hosts(ssh, hosts, tmp_path):
     """They go on from their last checkpoint, which is written every 1000 updates."""
     report, logdir = tmp_path / "report.json", tmp_path / "log"
@@ -265,9 +290,16 @@ def test_nothing_starts_anywhere_when_one_host_is_wrong(ssh, hosts, arguments, c
 
 
 def test_a_host_that_accepts_and_says_nothing(ssh, hosts):
-    code = "import socket, time; s = socket.create_server(('', 2201)); time.sleep(1000)"
+    listens = pathlib.Path(hosts.directory, "mute_listens")
+    code = f"""
+import pathlib, socket, time
+s = socket.create_server(('', 2201))
+pathlib.Path({str(listens)!r}).touch()
+time.sleep(1000)
+"""
     mute = hosts.on("c", [sys.executable, "-c", code])
     try:
+        wait_until(listens.exists)
         options = f"--ssh=ssh -p 2201 -F {hosts.directory}/ssh_config"
         status, out = ssh(options, "--hosts=b,c", "--connect_timeout=2", "--", "sleep.py").finish(60)
     finally:

@@ -13,6 +13,7 @@ import time
 
 import pytest
 
+from tests.gpu_fakes import fake_nvidia_smi
 from tf2dist.errors import UsageError
 from tf2dist.launch import hostfile
 from tf2dist.launch.backends import ssh_connection
@@ -69,6 +70,15 @@ def test_any_login_shell(far, tmp_path, shell):
     assert (process.wait(DEADLINE), out, process.stderr.read()) == (3, f"{words} {odd}\n", "")
 
 
+def look(far, env=(), gpus=(), **order):
+    """What a host says to the launcher that asks whether the script `mine` could run there."""
+    gpus = {"tasks": [["worker", 0, "b"]], "host": "b", "each": None, "memory_mib": None, **dict(gpus)}
+    order = {"check": "mark", "program": ["mine"], "ports": {}, "env": dict(env), "gpus": gpus, **order}
+    out, error = far(order).communicate(timeout=DEADLINE)
+    assert "\nmark " in out, error
+    return json.loads(out.rpartition("mark ")[2])
+
+
 def test_a_look(far, tmp_path):
     """The answer has a line of its own, though a login shell may have printed a banner without an end."""
     (tmp_path / "mine.py").touch()
@@ -76,11 +86,28 @@ def test_a_look(far, tmp_path):
         ports = {"ps 0": server.getsockname()[1]}
         found = {}
         for name, order in (("fine", {"ports": {}}), ("taken", {"ports": ports})):
-            out, _ = far({"check": "mark", "program": ["mine"], **order}).communicate(timeout=DEADLINE)
-            assert "\nmark " in out
-            found[name] = json.loads(out.rpartition("mark ")[2])["problem"]
+            found[name] = look(far, **order)["problem"]
     assert found["fine"] == ""
     assert found["taken"] == f"port {ports['ps 0']} of ps 0 cannot be used: address already in use; see --port"
+
+
+def test_a_look_at_its_gpus(far, tmp_path, monkeypatch):
+    """The host divides those that the tasks will see, among its own tasks; and says what is asked for in vain."""
+    (tmp_path / "mine.py").touch()
+    fake_nvidia_smi(tmp_path, monkeypatch, 2)
+    tasks = [["chief", 0, "b"], ["worker", 0, "c"], ["worker", 1, "b"], ["worker", 2, "b"], ["ps", 0, "b"]]
+    found = look(far, gpus={"tasks": tasks})["gpus"]
+    seen = {task: variables["CUDA_VISIBLE_DEVICES"] for task, variables in found["variables"].items()}
+    assert seen == {"chief 0": "-1", "worker 1": "0", "worker 2": "1", "ps 0": "-1"}
+    found = look(far, env={"CUDA_VISIBLE_DEVICES": "1"}, gpus={"tasks": tasks})["gpus"]
+    assert found["variables"]["worker 2"]["CUDA_VISIBLE_DEVICES"] == "1"
+    found = look(far, env={"CUDA_VISIBLE_DEVICES": "2"})
+    assert found["problem"] == "CUDA_VISIBLE_DEVICES=2 names GPU '2', which this machine lacks: it has 2, 0 to 1"
+    found = look(far, gpus={"each": 3})
+    assert found["problem"].startswith("1 worker with 3 GPUs each need 3, and there are 2 GPUs (0, 1)")
+    assert look(far, gpus={"memory_mib": 20000})["problem"].startswith(
+        "--gpu_memory=20000 for 1 worker takes 20000 MiB"
+    )
 
 
 def test_a_task_waits_for_the_port_of_the_one_whose_place_it_takes(far, tmp_path):

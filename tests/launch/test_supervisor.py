@@ -347,6 +347,21 @@ assert result.status == 1, result
     assert done.stderr == f"launch: {expected}\n"
 
 
+def test_workers_that_do_not_end_are_named_and_the_job_is_done():
+    """A worker that is stopped, say: its coordinator was done without it."""
+    code = """
+import os, signal, subprocess
+from tf2dist.launch.supervisor import Process, supervise
+stopped = Process("worker 0", ["sh", "-c", "kill -STOP $$"], serves=True, coordinator="chief 0", command=True)
+result = supervise([Process("chief 0", ["true"], command=True), stopped], drain=0.5, grace=0.5)
+assert result.status == 0, result
+"""
+    done = subprocess.run(["python", "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    expected = "worker 0 did not end within 0.5 s after the processes that they serve"
+    assert done.stderr == f"launch: {expected}\n"
+
+
 @pytest.mark.slow
 def test_what_is_lost_with_its_host_is_done_without_if_that_can_be():
     code = """

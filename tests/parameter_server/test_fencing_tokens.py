@@ -22,34 +22,50 @@ def tokens(tf, strategy):
         return FencingTokens(strategy, capacity=3, beside=tf.Variable(0))
 
 
+class AlwaysHeld:
+    """A token of an execution, valid if `is_valid()` is, whose steps nobody counts."""
+
+    def __init__(self, is_valid):
+        self.is_valid = is_valid
+
+    def count_applied(self, updates):
+        pass
+
+
 def taken(tokens, token):
     """Steps to make, and the count."""
-    return tuple(map(int, tokens.take(token.tensor())[:2]))
+    held = tokens.take(token.tensor())
+    return int(held.steps), int(held.count)
+
+
+def issue(tokens, steps):
+    """A token for the first batches."""
+    return tokens.issue(0, steps)
 
 
 def test_a_token_is_good_for_its_steps_once(tokens):
-    first, second = tokens.issue(5), tokens.issue(7)
+    first, second = issue(tokens, 5), issue(tokens, 7)
     assert taken(tokens, second) == (7, 1)  # in any order
     assert taken(tokens, first) == (5, 1)
     assert taken(tokens, first) == (0, 2)  # run again
-    tokens.give_back(first, 2)
-    tokens.give_back(second, 1)
-    assert [taken(tokens, tokens.issue(steps))[0] for steps in (1, 2, 3)] == [1, 2, 3]
+    tokens.give_back(first, 2, 0)
+    tokens.give_back(second, 1, 0)
+    assert [taken(tokens, issue(tokens, steps))[0] for steps in (1, 2, 3)] == [1, 2, 3]
 
 
 def test_a_token_that_no_execution_has_taken(tokens):
     for _ in range(7):
-        token = tokens.issue(5)
-        tokens.give_back(token, token.count)
-    assert [taken(tokens, tokens.issue(6))[0] for _ in range(3)] == [6] * 3
+        token = issue(tokens, 5)
+        tokens.give_back(token, token.count, 0)
+    assert [taken(tokens, issue(tokens, 6))[0] for _ in range(3)] == [6] * 3
 
 
 def test_who_was_taken_for_dead_takes_no_steps_of_others(tokens):
     """Its token was given back, and its place is that of another one now, used or not."""
-    old = tokens.issue(5)
+    old = issue(tokens, 5)
     assert taken(tokens, old) == (5, 1)
-    tokens.give_back(old, 1)
-    new = next(token for token in (tokens.issue(9) for _ in range(3)) if token.place == old.place)
+    tokens.give_back(old, 1, 0)
+    new = next(token for token in (issue(tokens, 9) for _ in range(3)) if token.place == old.place)
     assert taken(tokens, old)[0] == 0
     # The other one finds that somebody was there: its steps are missing, which is seen, and not made twice.
     assert taken(tokens, new)[0] == 0
@@ -57,22 +73,48 @@ def test_who_was_taken_for_dead_takes_no_steps_of_others(tokens):
 
 def test_a_revoked_token_is_good_for_nothing(tokens):
     """Whether it was taken before or not, and whoever has its place now."""
-    old = [tokens.issue(5) for _ in range(3)]
-    *_, held = tokens.take(old[0].tensor())
-    assert bool(tokens.is_valid(held))
+    old = [issue(tokens, 5) for _ in range(3)]
+    held = tokens.take(old[0].tensor())
+    assert bool(held.is_valid())
     tokens.revoke(old)
-    assert not bool(tokens.is_valid(held))
-    new = [tokens.issue(6) for _ in range(3)]
+    assert not bool(held.is_valid())
+    new = [issue(tokens, 6) for _ in range(3)]
     assert sorted(token.place for token in new) == [0, 1, 2]
     assert [taken(tokens, token)[0] for token in (*old, *old)] == [0] * 6
-    assert not any(bool(tokens.is_valid(tokens.take(token.tensor())[2])) for token in old)
+    assert not any(bool(tokens.take(token.tensor()).is_valid()) for token in old)
     tokens.revoke(new)
-    last = [tokens.issue(6) for _ in range(3)]
-    tokens.give_back(new[0], 17)  # too late to say
+    last = [issue(tokens, 6) for _ in range(3)]
+    tokens.give_back(new[0], 17, 0)  # too late to say
     tokens.revoke(new)
     held = [tokens.take(token.tensor()) for token in last]
-    assert [int(steps) for steps, *_ in held] == [6] * 3
-    assert all(bool(tokens.is_valid(h)) for *_, h in held)
+    assert [int(h.steps) for h in held] == [6] * 3
+    assert all(bool(h.is_valid()) for h in held)
+
+
+def test_which_batches_no_step_was_applied_on(tf, tokens):
+    """A place of a token is used again and again; what its earlier tokens were applied for is not counted twice."""
+    for _ in range(2):
+        whole, begun, not_begun = tokens.issue(0, 5), tokens.issue(5, 7), tokens.issue(12, 3)
+        for token, applied in ((whole, 5), (begun, 4)):
+            tokens.take(token.tensor()).count_applied(tf.constant(applied))
+        tokens.give_back(whole, whole.count + 1, 5)
+        tokens.revoke([begun, not_begun])
+        assert sorted(tokens.settle(), key=lambda numbers: numbers.start) == [range(9, 12), range(12, 15)]
+        assert tokens.settle() == []
+
+
+def test_what_was_applied_in_a_training_that_failed_is_forgotten(tf, tokens):
+    failed = [tokens.issue(0, 9) for _ in range(3)]
+    tokens.revoke(failed[:2])
+    for token in failed:
+        tokens.take(token.tensor()).count_applied(tf.constant(2))
+    tokens.forget()
+    assert not tokens.take(failed[2].tensor()).is_valid()
+    assert tokens.settle() == []
+    again = [tokens.issue(0, 9) for _ in range(3)]
+    tokens.take(again[0].tensor()).count_applied(tf.constant(1))
+    tokens.revoke(again)
+    assert sorted(numbers.start for numbers in tokens.settle()) == [0, 0, 1]
 
 
 def test_other_counters_follow_what_was_applied(tf, strategy):
@@ -101,7 +143,7 @@ def test_a_server_applies_and_counts_an_update_in_one_call(tf, strategy):
     counter = UpdateCounter(strategy)
     update = WorkerStep(CompiledStep(model), counter).update
     valid = tf.Variable(True)
-    step = tf.function(lambda x, y: update((x, y), valid.read_value))
+    step = tf.function(lambda x, y: update((x, y), AlwaysHeld(valid.read_value)))
     operations = step.get_concrete_function(*map(tf.constant, sentences())).graph.get_operations()
     assert [op for op in operations if "Assign" in op.type or "Scatter" in op.type] == []
     assert [op.type for op in operations].count("RemoteCall") == 1
@@ -136,7 +178,7 @@ def test_with_several_servers_an_update_is_counted_when_all_is_there(tf, strateg
             near.assign_add(gradient)
             far.assign_add(sent)
 
-        counter.apply(update, [gradient, sent], 1, valid.read_value)
+        counter.apply(update, [gradient, sent], 1, AlwaysHeld(valid.read_value))
 
     operations = step.get_concrete_function().graph.get_operations()
     (written,) = [op for op in operations if op.type == "If"]
@@ -155,7 +197,9 @@ def test_an_update_that_fails_on_its_server_is_not_waited_for_in_the_next_traini
     counter = update_counter.UpdateCounter(strategy)
     monkeypatch.setattr(update_counter, "_ABANDON_SECONDS", 0.1)
     step = tf.function(
-        lambda: counter.apply(lambda: tf.debugging.assert_equal(tf.zeros([]), 1.0), [], 1, lambda: tf.constant(True))
+        lambda: counter.apply(
+            lambda: tf.debugging.assert_equal(tf.zeros([]), 1.0), [], 1, AlwaysHeld(lambda: tf.constant(True))
+        )
     )
     counter.snapshot()
     with pytest.raises(tf.errors.InvalidArgumentError):

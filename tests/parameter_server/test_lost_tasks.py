@@ -1,12 +1,14 @@
 """Tasks of a parameter server job, started by hand, of which one is killed in the middle."""
 
 import json
+import re
 import signal
 
 import pytest
 
 from tests.models import ROWS
 from tests.programs import __name__ as PROGRAMS
+from tf2dist.system import linux
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -25,9 +27,10 @@ def test_a_worker_is_lost_and_the_job_goes_on(job, tmp_path):
     job.processes["worker 1"].kill()
     status, error = job.ends("chief 0")
     assert status == 0, error
-    assert [line for line in error.splitlines() if line.startswith("tf2dist: ")] == [
-        line for line in error.splitlines() if "worker 1 at" in line and line.endswith("the job goes on without it")
-    ]
+    said = [line for line in error.splitlines() if line.startswith("tf2dist: ")]
+    loss, *lacking = [line for line in said if "worker 1 at" in line] + [s for s in said if "worker 1 at" not in s]
+    assert loss.endswith("the job goes on without it")
+    assert all(re.fullmatch(r"tf2dist: epoch \d+ made 60 updates, and its logs have .*", s) for s in lacking), said
     assert job.ends("ps 0") == (0, "")
     assert job.ends("worker 0") == (0, "")
     result = json.loads((tmp_path / "result.json").read_text())
@@ -71,6 +74,32 @@ def test_a_worker_is_lost_in_the_last_epoch(by_hand, tmp_path):
     assert result_without_worker_1(job, tmp_path)["updates"] == 40 * 60
 
 
+def lost_before_it_is_connected_to(launched, directory, *layout):
+    """Kills worker 1 when it serves and the coordinator has not connected to it; returns status and output."""
+    job = launched(["--ps=1", "--workers=2", *layout], f"{PROGRAMS}.lost_at_start", str(directory))
+    job.until("all_serve")
+    linux.kill(job.pids("worker 1"), signal.SIGKILL)
+    (directory / "lost").write_text("")
+    return job.ends("launcher")
+
+
+@pytest.mark.slow
+def test_a_worker_is_lost_just_before_the_coordinator_connects(launched, tmp_path):
+    """TensorFlow waits for it, and it for the coordinator, which must notice meanwhile that it is back."""
+    status, error = lost_before_it_is_connected_to(launched, tmp_path)
+    assert status == 0, error
+    assert (tmp_path / "updates").read_text() == str(3 * -(-ROWS // 16))
+
+
+@pytest.mark.slow
+def test_a_worker_that_does_not_come_back_before_the_coordinator_connects(launched, tmp_path, monkeypatch):
+    monkeypatch.setenv("TF2DIST_START_TIMEOUT", "15")
+    status, error = lost_before_it_is_connected_to(launched, tmp_path, "--max_restarts=0")
+    assert status == 1
+    assert "worker 1 at 127.0.0.1:" in error.splitlines()[-1], error
+    assert "Traceback" not in error
+
+
 @pytest.mark.slow
 def test_a_parameter_server_is_lost_and_the_job_ends(job):
     job.processes["ps 0"].kill()
@@ -104,7 +133,7 @@ def test_a_worker_that_is_stopped_holds_up_nobody(by_hand, tmp_path):
     status, error = job.ends("chief 0")
     assert status == 0, error
     assert "workers that are slow or stopped hold up executions (1), which others are to make" in error.splitlines()
-    assert "tf2dist: " not in error  # it has not counted as lost
+    assert "the job goes on without it" not in error  # it has not counted as lost
     result = json.loads((tmp_path / "result.json").read_text())
     assert (result["updates"], result["validations"], result["predicted"]) == (4 * 60, 4, True)
     for name, value in result["evaluated"].items():

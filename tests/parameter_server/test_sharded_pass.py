@@ -34,11 +34,11 @@ class Here:
     def abandon(self, remotes):
         assert not remotes
 
-    def open_iterators(self, make_dataset):
-        return iter(make_dataset())
+    def open_iterators(self, make_dataset, arrays=(), *, on_host):
+        import tensorflow as tf
 
-    def first_replica(self, element):
-        return element
+        assert on_host  # all of the data is one element: no GPU is to prefetch it
+        return iter(make_dataset(tf.nest.map_structure(tf.constant, arrays)))
 
 
 @pytest.fixture
@@ -107,3 +107,22 @@ def test_arrays_take_the_place_of_others_of_their_shape(passes):
     for rows in (x, 2 * x, x):
         found = np.concatenate(list(passes.predict(step, make_finite_adapter(rows, batch_size=10))))
         np.testing.assert_allclose(found, model(rows), rtol=1e-5, atol=1e-6)
+
+
+def test_outputs_with_unequal_numbers_of_rows(tf, passes):
+    """Boxes of images, say: their rows are put together as they belong, whatever the shards are."""
+    import keras
+
+    from tf2dist.execution.predict_step import PredictStep
+    from tf2dist.input.make_adapter import make_finite_adapter
+
+    class Boxes(keras.Model):
+        def call(self, x):
+            return {"boxes": tf.repeat(x, 3, axis=0), "scores": x[:, 0]}
+
+    x = np.arange(80, dtype=np.float32).reshape(40, 2)
+    adapter = make_finite_adapter(x, batch_size=1)
+    found = list(passes.predict(PredictStep(Boxes()), adapter))
+    assert len(found) == 40
+    np.testing.assert_array_equal(np.concatenate([f["boxes"] for f in found]), np.repeat(x, 3, axis=0))
+    np.testing.assert_array_equal(np.concatenate([f["scores"] for f in found]), x[:, 0])

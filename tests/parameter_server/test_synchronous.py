@@ -112,11 +112,11 @@ def test_a_batch_is_cut_for_the_workers_that_are_waited_for(tf, monkeypatch):
         def __init__(self, strategy):
             pass
 
-        def open_iterators(self, make_dataset):
+        def open_iterators(self, make_dataset, arrays=(), *, on_host=False):
             made = []
             for worker in range(self.count):
                 monkeypatch.setattr(synchronous, "this_worker", lambda w=worker: tf.constant(w, tf.int64))
-                made.append(iter(make_dataset()))
+                made.append(iter(make_dataset(tf.nest.map_structure(tf.constant, arrays))))
             return made
 
     monkeypatch.setattr(synchronous, "WorkerPool", Pool)
@@ -127,6 +127,8 @@ def test_a_batch_is_cut_for_the_workers_that_are_waited_for(tf, monkeypatch):
     slices = [next(batches) for _ in range(2) for batches in stream.batches]
     assert [float(weight) for _, weight in slices] == [0.5] * 6
     np.testing.assert_array_equal(np.concatenate([rows for (rows, _), _ in slices]), x[:48])
+    with pytest.raises(tf2dist.errors.UsageError, match="calls Python in the coordinator"):
+        dispatcher.open_stream(make_data_adapter(iter([(x[:4], y[:4])])), 0)
 
 
 def test_backup_workers(results):

@@ -32,7 +32,7 @@ def test_a_kill_leaves_no_process_behind(tmp_path):
     tests = subprocess.Popen(
         [sys.executable, "program.py", str(tmp_path / "pids")],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": f"{tmp_path}:{root}"},
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}:{root}:{os.environ['PYTHONPATH']}"},
     )
     try:
         until(lambda: len(list((tmp_path / "pids").iterdir())) == 3)

@@ -23,6 +23,9 @@ out, kills, seed, modes = pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.a
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
 
+from tf2dist.compat import scheduled_functions  # noqa: E402
+from tf2dist.execution import steps_per_execution  # noqa: E402
+from tf2dist.parameter_server.asynchronous import AsynchronousDispatcher  # noqa: E402
 from tf2dist.system import linux  # noqa: E402
 from tf2dist.training import checkpoint_files  # noqa: E402
 
@@ -93,6 +96,7 @@ MODES = {
     "wide scaled": {"width": WIDE, "wrap": scaled, "epochs": 20},
     "table": {"layer": keras.layers.Embedding},
     "local steps": {"options": tf2dist.ParameterServer(local_steps=5)},
+    "given back": {"momentum": 1.0, "limit": 0.0},
     "stopped": {"stops": True},
     "slow stopped": {"stops": True, "rate": Slow, "momentum": 1.0},
     "stopped, local steps": {"stops": True, "options": tf2dist.ParameterServer(local_steps=5)},
@@ -113,15 +117,30 @@ def worker():
     return None
 
 
+taken = {}  # when each worker was given its last execution
+
+
+def note_executions():
+    get = scheduled_functions._ObservedQueue.get
+
+    def get_and_note(self, timeout=None, tag=None):
+        closure = get(self, timeout, tag)
+        if closure is not None:
+            taken[tag] = time.monotonic()
+        return closure
+
+    scheduled_functions._ObservedQueue.get = get_and_note
+
+
 class Kills(keras.callbacks.Callback):
     """Kills worker 1 at random moments; notes after each epoch what is counted and applied, and ends the training.
 
     Or stops it, until others have ended some epochs without it, in which it sees none of what has happened since.
     """
 
-    def __init__(self, momentum, epochs, stops):
+    def __init__(self, momentum, epochs, stops, together):
         super().__init__()
-        self._stops = stops
+        self._stops, self._together = stops, together
         self._epochs = epochs  # at least
         self._thread = threading.Thread(target=self._kill, daemon=True)
         self._counting = momentum
@@ -153,6 +172,7 @@ class Kills(keras.callbacks.Callback):
         return [np.asarray(v.value) for v in self.model.optimizer.momentums]
 
     def _by_worker_1(self):
+        """Updates to which worker 1 has given a slice, where workers make them together."""
         return float(self._counts()[0][1::2, 0].sum())
 
     def _kill(self):
@@ -160,9 +180,14 @@ class Kills(keras.callbacks.Callback):
         while self.killed < kills:
             while (pid := worker()) in (None, last):
                 time.sleep(0.02)
-            before = self._by_worker_1()
-            while self._by_worker_1() < before + 3:  # it makes updates
-                time.sleep(0.01)
+            if self._together:
+                before = self._by_worker_1()
+                while self._by_worker_1() < before + 3:  # it makes updates
+                    time.sleep(0.01)
+            else:
+                seen = time.monotonic()
+                while taken.get(1, 0.0) < seen:  # it has an execution
+                    time.sleep(0.01)
             time.sleep(draw.random() * 0.2)
             if self._stops:
                 os.kill(pid, signal.SIGSTOP)
@@ -177,11 +202,27 @@ class Kills(keras.callbacks.Callback):
             time.sleep(0.5)  # its last update is over
 
 
-def run(mode, options=None, epochs=1, stops=False, **made):
+given_back = [0]  # steps, by executions that took too long
+
+
+def note_results():
+    next_result = AsynchronousDispatcher.next_result
+
+    def next_and_note(self):
+        result = next_result(self)
+        given_back[0] += result.given_back
+        return result
+
+    AsynchronousDispatcher.next_result = next_and_note
+
+
+def run(mode, options=None, epochs=1, stops=False, limit=steps_per_execution._LIMIT_SECONDS, **made):
+    steps_per_execution._LIMIT_SECONDS, given_back[0] = limit, 0
     options = options or tf2dist.ParameterServer()
     with strategy.scope():
         model = build(**made)
-    noted, directory = Kills(bool(made.get("momentum")), epochs, stops), out / mode.replace(" ", "-")
+    together = options.update == "sync"
+    noted, directory = Kills(bool(made.get("momentum")), epochs, stops, together), out / mode.replace(" ", "-")
     size = 2 if options == SYNC else 1  # an update's slices come from different batches when a worker was lost
     rows = np.arange(size * BATCHES) % BATCHES
     history = tf2dist.fit(
@@ -193,8 +234,11 @@ def run(mode, options=None, epochs=1, stops=False, **made):
     for path in checkpoint_files.list_checkpoints(str(directory)):
         progress = checkpoint_files.read_checkpoint(model, path)
         notes.append(noted.now(progress.global_step))
-    return {"momentum": bool(made.get("momentum")), "killed": noted.killed, "notes": notes}
+    momentum = bool(made.get("momentum"))
+    return {"momentum": momentum, "killed": noted.killed, "notes": notes, "given back": given_back[0]}
 
 
+note_executions()
+note_results()
 results = {mode: run(mode, **MODES[mode]) for mode in modes}
 (out / "result.json").write_text(json.dumps(results))

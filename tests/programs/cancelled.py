@@ -3,13 +3,14 @@
 python -m tests.programs.cancelled ours|theirs
 
 It prints what became of the function that was scheduled after one that has failed, and by us also after one that never
-ends, and after one that has failed when nobody waited for it; and when the worker was idle.
+ends, and after one that has failed when nobody waited for it; when the worker was idle, and what cancels other calls.
 """
 
 import sys
 import time
 
 import tensorflow as tf
+from tensorflow.python.eager import cancellation
 
 from tests.programs.in_process import make_strategy
 from tf2dist.compat.scheduled_functions import abandon, cancel_scheduled, idle_workers
@@ -57,6 +58,9 @@ if whose == "ours":
     print(cancel_scheduled(coordinator, 60.0))
 print(attempt(lambda: int(coordinator.schedule(one).fetch())))
 if whose == "ours":
+    coordinator.schedule(never_ends)
+    time.sleep(1)
+    print(cancellation.context(), cancel_scheduled(coordinator, 60.0))  # what is called here is not cancelled with it
     first, second = coordinator.schedule(never_ends), coordinator.schedule(never_ends)  # one runs, one waits
     time.sleep(1)
     print(idle_workers(coordinator), not coordinator.done(), cancel_scheduled(coordinator, 60.0))

@@ -40,6 +40,13 @@ def test_too_many_replicas_for_devices_that_exist_already(tf):
         tf2dist.make_strategy("mirrored", replicas=0)
 
 
+@pytest.mark.parametrize("name", ["one", "ps"])
+@pytest.mark.parametrize("begin", [tf2dist.make_strategy, tf2dist.join])
+def test_several_replicas_where_there_is_one(name, begin):
+    with pytest.raises(tf2dist.errors.UsageError, match="replicas=2 needs a strategy with several"):
+        begin(name, replicas=2)
+
+
 def test_join_makes_virtual_devices_in_a_fresh_process():
     program = """
         import tf2dist

@@ -150,7 +150,7 @@ class Started:
         unset = ("TF_CONFIG", "CLUSTER_SPEC", "SM_", "SLURM_", "TF2DIST_")
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(unset)}
         environ = {name: self.placed(value) for name, value in environ.items()}
-        path = os.pathsep.join(filter(None, [environ.pop("PYTHONPATH", ""), str(ROOT)]))
+        path = os.pathsep.join(filter(None, [environ.pop("PYTHONPATH", ""), str(ROOT), os.environ.get("PYTHONPATH")]))
         if "TF2DIST_START_TIMEOUT" not in environ:
             environ["TF2DIST_START_TIMEOUT"] = f"{self.case.limit:g}"
         return subprocess.Popen(

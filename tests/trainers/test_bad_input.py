@@ -97,6 +97,12 @@ PLACES = [
     case("--logdir=file/logs", said=("--logdir=file/logs", "not a directory")),
     case("--logdir=/proc/logs", said="--logdir=/proc/logs"),
     case("--logdir=file/logs", "--strategy=ps", said="--logdir=file/logs"),
+    case("--logdir=gs://bucket/x", said=("--logdir=gs://bucket/x is a URL", "as /mnt/bucket/x")),
+    case("--logdir=gs://bucket/x", "--strategy=ps", said="--logdir=gs://bucket/x is a URL"),
+    case("--logdir=gs://bucket/x", *HOSTS, "--job_name=ps", "--task_index=0", said="--logdir=gs://bucket/x is a URL"),
+    case("--report=s3://bucket/x", said="--report=s3://bucket/x is a URL"),
+    case("--dataset=mnist", "--data_dir=gs://bucket/x", said="--data_dir=gs://bucket/x is a URL"),
+    case("--dataset=gs://bucket/x", said="--dataset=gs://bucket/x is a URL"),
     # Something else is wrong, and the directory is not made before that is found.
     case("--logdir=new/logs", "--dataset=cifar", said="--dataset=cifar"),
 ]

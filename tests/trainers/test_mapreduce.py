@@ -78,6 +78,7 @@ def test_an_ensemble(mapreduce):
 
 
 BAD = {
+    ("--file=gs://bucket/x",): "--file=gs://bucket/x is a URL",
     ("--size=0",): "--size=0",
     ("--size=-1",): "--size=-1",
     ("--slices=0",): "--slices=0 must be positive",

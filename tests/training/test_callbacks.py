@@ -7,7 +7,11 @@ import numpy as np
 import pytest
 
 import tf2dist
+from tests.conftest import ONE_QUICKLY, sampled, strategies
 from tests.models import OPTIMIZERS, ROWS, classifier, data, weights
+
+strategy = strategies(ONE_QUICKLY)
+slowly_on_one = pytest.mark.parametrize("strategy", sampled(("one", "mirrored"), (), ("one",)), indirect=True)
 
 BATCH = 16
 STEPS = -(-ROWS // BATCH)
@@ -99,7 +103,7 @@ class Killed(Exception):
     """Stands for what ends a job in the middle."""
 
 
-@pytest.mark.slow
+@slowly_on_one
 def test_backup_and_restore(strategy, tmp_path):
     class Kill(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):
@@ -222,7 +226,7 @@ def test_each_batch_has_its_logs(strategy, caplog):
     np.testing.assert_allclose(again.evaluation, ours.evaluation[-STEPS:], rtol=1e-5)
 
 
-@pytest.mark.slow
+@slowly_on_one
 def test_a_callback_of_executions_does_not_slow_training_down(strategy):
     counts = _CountsExecutions()
     fitted(strategy, counts, epochs=20)

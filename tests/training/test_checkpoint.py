@@ -4,6 +4,7 @@ import functools
 import json
 import logging
 import os
+import subprocess
 import threading
 
 import keras
@@ -16,6 +17,8 @@ from tests.models import OPTIMIZERS, ROWS, classifier, data, weights
 from tf2dist.cluster.heartbeat import TaskLostError
 from tf2dist.cluster.roles import Role
 from tf2dist.errors import CheckpointError
+from tf2dist.execution.replica_dispatcher import ReplicaDispatcher
+from tf2dist.runtime import session
 from tf2dist.training import checkpoint_files
 from tf2dist.training.checkpoint_files import list_checkpoints
 from tf2dist.training.training_status import read_status
@@ -45,6 +48,21 @@ def fit(strategy, *callbacks, optimizer="adam", epochs=4, **kwargs):
         model = classifier(OPTIMIZERS[optimizer]())
     kwargs = {"batch_size": BATCH, "seed": 3, "steps_per_execution": 1} | kwargs
     return model, tf2dist.fit(model, data(), epochs=epochs, callbacks=callbacks, **kwargs).history
+
+
+def test_random_numbers_go_on_where_they_were(strategy, tmp_path):
+    """Those of dropout, which Keras leaves out of a model's weights: it is the same training, bit for bit."""
+
+    def train(epochs, *callbacks):
+        with strategy.scope():
+            model = classifier(OPTIMIZERS["adam"](), keras.layers.Dropout(0.3, seed=4))
+        tf2dist.fit(model, data(), batch_size=BATCH, seed=3, epochs=epochs, callbacks=list(callbacks), verbose=0)
+        return weights(model)
+
+    expected = train(2)
+    train(1, tf2dist.Checkpoint(tmp_path))
+    for ours, theirs in zip(train(2, tf2dist.Checkpoint(tmp_path)), expected, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
 
 
 @pytest.mark.parametrize(
@@ -115,6 +133,20 @@ def test_the_last_one_holds_what_training_ended_with(tf, tmp_path):
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.parametrize("every", [2, 1000])
+def test_none_is_written_while_batches_before_its_step_are_missing(tf, tmp_path, monkeypatch, every):
+    """As when a worker was lost just before a callback has stopped the training."""
+    monkeypatch.setattr(ReplicaDispatcher, "has_gaps", property(lambda self: self.global_step < 5))
+
+    class Stops(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.stop_training = True
+
+    checkpoint = tf2dist.Checkpoint(tmp_path, every_steps=every, keep=100)
+    fit(tf2dist.make_strategy("one"), Stops(), checkpoint, steps_per_epoch=50, steps_per_execution=1)
+    assert [int(path.rpartition("-")[2]) for path in list_checkpoints(str(tmp_path))] == [5]
+
+
 def test_every_so_many_seconds(tf, tmp_path):
     fit(tf2dist.make_strategy("one"), tf2dist.Checkpoint(tmp_path, every_seconds=1e-9, keep=100), epochs=1)
     assert len(list_checkpoints(tmp_path)) == STEPS
@@ -136,17 +168,157 @@ def test_what_a_killed_writer_left_is_removed(tf, tmp_path):
     assert sorted(os.listdir(tmp_path)) == [f"checkpoint-{STEPS}", "status.json"]
 
 
-@pytest.mark.parametrize("name", ["model.weights.h5", "state.json"])
-def test_a_damaged_checkpoint_is_said_and_the_one_before_is_used(tf, tmp_path, caplog, name):
+def _truncate(path):
+    with open(path, "r+b") as file:
+        file.truncate(100)
+
+
+def _fill_with_garbage(path):
+    with open(path, "wb") as file:
+        file.write(b"\xff\x00 garbage" * 10)
+
+
+def _change_one_byte(path):
+    with open(path, "r+b") as file:
+        file.seek(-9, os.SEEK_END)
+        byte = file.read(1)
+        file.seek(-9, os.SEEK_END)
+        file.write(bytes([byte[0] ^ 1]))
+
+
+def _write_other_json(path):
+    with open(path, "w") as file:
+        json.dump([1, 2], file)
+
+
+DAMAGES = {
+    "truncated weights": ("model.weights.h5", _truncate),
+    "no weights": ("model.weights.h5", os.remove),
+    "one byte of the weights": ("model.weights.h5", _change_one_byte),
+    "truncated state": ("state.json", _truncate),
+    "no state": ("state.json", os.remove),
+    "garbage for a state": ("state.json", _fill_with_garbage),
+    "another state": ("state.json", _write_other_json),
+}
+
+
+def _names(directory):
+    return [os.path.basename(path) for path in list_checkpoints(directory)]
+
+
+@pytest.mark.parametrize(("name", "damage"), DAMAGES.values(), ids=DAMAGES.keys())
+def test_a_damaged_checkpoint_is_said_and_the_one_before_is_used(tf, tmp_path, caplog, name, damage):
     strategy = tf2dist.make_strategy("one")
     fit(strategy, tf2dist.Checkpoint(tmp_path, every_steps=STEPS), epochs=2)
-    damaged = os.path.join(list_checkpoints(tmp_path)[-1], name)
-    with open(damaged, "r+b") as file:
-        file.truncate(100)
+    damage(os.path.join(list_checkpoints(tmp_path)[-1], name))
     model, history = fit(strategy, tf2dist.Checkpoint(tmp_path), epochs=2)
-    assert f"checkpoint-{2 * STEPS} is damaged" in caplog.text
+    said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(said) == 1
+    assert f"checkpoint-{2 * STEPS} is damaged" in said[0]
+    assert "\n" not in said[0]
     assert len(history["loss"]) == 1
     assert tf2dist.updates(model) == 2 * STEPS
+    assert _names(tmp_path) == [f"checkpoint-{n * STEPS}" for n in (1, 2)]
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_a_damaged_checkpoint_is_none_of_those_that_are_kept(tf, tmp_path, keep):
+    """It is of a later step than those that are written next, and they stay; one that is killed goes on from them."""
+    strategy = tf2dist.make_strategy("one")
+    fit(strategy, tf2dist.Checkpoint(tmp_path, every_steps=STEPS), epochs=3)
+    _truncate(os.path.join(list_checkpoints(tmp_path)[-1], "model.weights.h5"))
+    with pytest.raises(Killed):
+        fit(strategy, tf2dist.Checkpoint(tmp_path, every_steps=1, keep=keep), Kill(2 * STEPS + 3))
+    # The third update ends with the exception, and what it has made is not saved any more.
+    assert _names(tmp_path) == [f"checkpoint-{2 * STEPS + n}" for n in (1, 2)][-keep:]
+    assert (tmp_path / f"damaged-checkpoint-{3 * STEPS}").is_dir()
+    callback = tf2dist.Checkpoint(tmp_path, every_steps=1, keep=keep)
+    begin, found = callback.begin, []
+    callback.begin = lambda *args: found.append(begin(*args)) or found[-1]
+    model, _ = fit(strategy, callback)
+    assert found[0].global_step == 2 * STEPS + 2
+    assert tf2dist.updates(model) == 4 * STEPS
+    assert _names(tmp_path) == [f"checkpoint-{4 * STEPS - n}" for n in range(keep)][::-1]
+
+
+def test_where_all_are_damaged_training_begins_with_the_weights_it_had(tf, tmp_path):
+    strategy = tf2dist.make_strategy("one")
+    fit(strategy, tf2dist.Checkpoint(tmp_path), epochs=1)
+    for path in list_checkpoints(tmp_path):
+        _change_one_byte(os.path.join(path, "model.weights.h5"))
+    model, _ = fit(strategy, tf2dist.Checkpoint(tmp_path), epochs=2)
+    expected, _ = fit(strategy, epochs=2)
+    for ours, theirs in zip(weights(model), weights(expected), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_what_was_to_be_replaced_is_put_back(tf, tmp_path):
+    """Of a job that was killed between two renames of a checkpoint of the same step."""
+    fit(tf2dist.make_strategy("one"), tf2dist.Checkpoint(tmp_path), epochs=1)
+    (path,) = list_checkpoints(tmp_path)
+    os.rename(path, tmp_path / f".checkpoint-{STEPS}.replaced")
+    _, history = fit(tf2dist.make_strategy("one"), tf2dist.Checkpoint(tmp_path), epochs=1)
+    assert history == {}
+    assert sorted(os.listdir(tmp_path)) == [f"checkpoint-{STEPS}", "status.json"]
+
+
+def test_the_last_good_one_stays_until_another_is_in_its_place(tf, tmp_path, monkeypatch):
+    """A checkpoint of the same step, that of the averages, cannot be put in its place."""
+    model = classifier(keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9))
+    rename = os.rename
+
+    def broken(source, target):
+        if str(source).endswith(".part") and os.path.isdir(tmp_path / f".checkpoint-{STEPS}.replaced"):
+            raise OSError(5, "Input/output error")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", broken)
+    with pytest.raises(CheckpointError, match="Input/output error"):
+        tf2dist.fit(model, data(), batch_size=BATCH, callbacks=[tf2dist.Checkpoint(tmp_path, every_steps=1, keep=1)])
+    assert sorted(os.listdir(tmp_path)) == [f"checkpoint-{STEPS}", "status.json"]
+
+
+def test_a_model_whose_layers_are_elsewhere_is_refused(tf, tmp_path):
+    """Its variables have the same shapes, and Keras loads what it finds; that must not be trained on, nor set aside."""
+    strategy = tf2dist.make_strategy("one")
+    fit(strategy, tf2dist.Checkpoint(tmp_path, every_steps=STEPS), epochs=2)
+    plain = classifier(OPTIMIZERS["adam"]())
+    with strategy.scope():
+        inner = keras.Sequential([keras.Input(plain.input_shape[1:]), keras.layers.Dense(8, "tanh")])
+        model = keras.Sequential([keras.Input(plain.input_shape[1:]), inner, keras.layers.Dense(3)])
+        model.compile(OPTIMIZERS["adam"](), plain.loss)
+    with pytest.raises(CheckpointError, match=rf"checkpoint-{2 * STEPS} cannot be restored; it may be of another"):
+        tf2dist.fit(model, data(), callbacks=[tf2dist.Checkpoint(tmp_path)])
+    assert _names(tmp_path) == [f"checkpoint-{n * STEPS}" for n in (1, 2)]
+
+
+def test_an_older_checkpoint_without_a_checksum(tf, tmp_path):
+    strategy = tf2dist.make_strategy("one")
+    fit(strategy, tf2dist.Checkpoint(tmp_path, every_steps=STEPS), epochs=2)
+    for path in list_checkpoints(tmp_path):
+        with open(os.path.join(path, "state.json")) as file:
+            state = json.load(file)
+        del state["weights_sha256"]
+        with open(os.path.join(path, "state.json"), "w") as file:
+            json.dump(state, file)
+    _truncate(os.path.join(list_checkpoints(tmp_path)[-1], "model.weights.h5"))
+    _, history = fit(strategy, tf2dist.Checkpoint(tmp_path), epochs=2)
+    assert len(history["loss"]) == 1
+
+
+def test_a_checkpoint_that_cannot_be_read_now_ends_the_job(tf, tmp_path, monkeypatch):
+    """It is no damaged one, which would be set aside."""
+    strategy = tf2dist.make_strategy("one")
+    fit(strategy, tf2dist.Checkpoint(tmp_path), epochs=1)
+    error = PermissionError(13, "Permission denied")
+
+    def refuse(path):
+        raise error
+
+    monkeypatch.setattr(checkpoint_files, "_sha256", refuse)
+    with pytest.raises(CheckpointError, match=r"checkpoint-\d+ cannot be read: Permission denied"):
+        fit(strategy, tf2dist.Checkpoint(tmp_path), epochs=2)
+    assert _names(tmp_path) == [f"checkpoint-{STEPS}"]
 
 
 def test_a_checkpoint_of_another_model_is_refused(tf, tmp_path):
@@ -171,9 +343,38 @@ def test_a_full_disk(tf, tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(checkpoint_files, "flush", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match="No space left") as raised:
         fit(strategy, tf2dist.Checkpoint(tmp_path), epochs=2)
     assert sorted(os.listdir(tmp_path)) == [f"checkpoint-{STEPS}", "status.json"]
+    status, line = session.current().explain(raised.value)
+    assert status == 1
+    assert f"checkpoint-{2 * STEPS} cannot be written: No space left on device" in line
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")  # as which pytest has HDF5's tracebacks
+@pytest.mark.parametrize("left", [4096, 65536])
+def test_a_disk_that_is_really_full(tf, tmp_path, capfd, left):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], capture_output=True).returncode:
+        pytest.skip("only root can mount a small disk")
+    try:
+        strategy = tf2dist.make_strategy("one")
+        fit(strategy, tf2dist.Checkpoint(disk), epochs=1)
+        (disk / "filler").write_bytes(b"0" * (os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize - left))
+        capfd.readouterr()
+        with pytest.raises(
+            CheckpointError, match=r"checkpoint-\d+ cannot be written: No space left on device"
+        ) as raised:
+            fit(strategy, tf2dist.Checkpoint(disk), epochs=2)
+        assert "\n" not in str(raised.value)
+        assert "Traceback" not in capfd.readouterr().err
+        assert [n for n in sorted(os.listdir(disk)) if n != "filler"] == [f"checkpoint-{STEPS}", "status.json"]
+        os.remove(disk / "filler")
+        model, history = fit(strategy, tf2dist.Checkpoint(disk), epochs=2)
+        assert (len(history["loss"]), tf2dist.updates(model)) == (1, 2 * STEPS)
+    finally:
+        subprocess.run(["umount", disk], check=True)
 
 
 @pytest.mark.parametrize("wrong", [{"every_steps": 0}, {"every_seconds": -1.0}, {"keep": 0}])
@@ -181,6 +382,13 @@ def test_numbers_that_make_no_sense(tf, tmp_path, wrong):
     (name,) = wrong
     with pytest.raises(ValueError, match=f"{name} must be positive, found"):
         tf2dist.Checkpoint(tmp_path, **wrong)
+
+
+def test_a_directory_that_is_a_url(tf, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"directory=s3://bucket/x is a URL, .*; mount it and give the path"):
+        tf2dist.Checkpoint("s3://bucket/x")
+    assert os.listdir(tmp_path) == []
 
 
 def test_an_evaluator_waits_as_long_as_the_others_do(tmp_path, monkeypatch):
@@ -231,6 +439,23 @@ def test_an_evaluator_follows(tf, tmp_path, monkeypatch, caplog):
     assert found["loss"] == pytest.approx(history.history["val_loss"], rel=1e-5)
     assert caplog.text.count("evaluation after") == 3
     assert list((tmp_path / "evaluation").glob("events*"))
+
+
+def test_an_evaluator_passes_over_what_is_damaged_or_removed(tf, tmp_path, monkeypatch, caplog):
+    from tf2dist.training import evaluator
+
+    strategy = tf2dist.make_strategy("one")
+    fit(strategy, tf2dist.Checkpoint(tmp_path, every_steps=STEPS), epochs=2)
+    first, last = list_checkpoints(tmp_path)
+    _truncate(os.path.join(first, "model.weights.h5"))
+    monkeypatch.setattr(evaluator, "_new_checkpoints", lambda _: [first, str(tmp_path / "checkpoint-1"), last])
+    monkeypatch.setattr(session, "_current", session.Session(role=Role.EVALUATOR))
+    model = classifier(OPTIMIZERS["adam"]())
+    history = tf2dist.fit(model, data(), validation_data=data(), callbacks=[tf2dist.Checkpoint(tmp_path)])
+    assert history.epoch == [2 * STEPS]
+    said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(said) == 1
+    assert f"checkpoint-{STEPS} is damaged" in said[0]
 
 
 @pytest.mark.slow
@@ -294,3 +519,53 @@ def test_first_names_in_the_state_are_read(tf, tmp_path):
     model, _ = fit(strategy, tf2dist.Checkpoint(tmp_path), epochs=2)
     assert tf2dist.updates(model) == 2 * STEPS
     assert [os.path.basename(p) for p in list_checkpoints(tmp_path)] == [f"checkpoint-{n * STEPS}" for n in (1, 2)]
+
+
+def test_an_evaluator_evaluates_again_what_was_replaced(tmp_path, monkeypatch):
+    """The last checkpoint is written again with averaged weights, under the same name."""
+    from tf2dist.training import evaluator, training_status
+
+    monkeypatch.setattr(evaluator, "_POLL_SECONDS", 0.01)
+    path = tmp_path / "checkpoint-3"
+    path.mkdir()
+    training_status.write_status(str(tmp_path), "training")
+    found = evaluator._new_checkpoints(str(tmp_path))
+    monkeypatch.setattr(evaluator.time, "time", lambda: 0.0)
+    assert next(found) == str(path)
+    path.rename(tmp_path / "old")
+    path.mkdir()
+    assert next(found) == str(path)
+    training_status.write_status(str(tmp_path), "done")
+    assert next(found, None) is None
+
+
+def test_an_evaluator_has_a_name_for_each_number(tf):
+    from tf2dist.training import evaluator
+
+    found = evaluator._numbers({"loss": 0.5, "f1": np.array([0.25, 0.75])})
+    assert found == {"loss": 0.5, "f1_0": 0.25, "f1_1": 0.75}
+
+
+@pytest.mark.parametrize("first", ["the checkpoint", "the others"])
+@pytest.mark.parametrize("kind", ["best weights", "own callback"])
+def test_the_last_one_holds_what_callbacks_have_left(tf, tmp_path, first, kind):
+    """The end of training is also a step at which it is due, so that the weights before the end were saved."""
+    x, y = data()
+    model = classifier(OPTIMIZERS["sgd"]())
+    if kind == "best weights":  # those of the first epoch: from then on the monitored value grows
+        other = keras.callbacks.EarlyStopping("learned", mode="min", patience=5, restore_best_weights=True)
+        grows = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: logs.update(learned=epoch))
+        others = [grows, other]
+    else:
+        halved = lambda logs: model.set_weights([w / 2 for w in model.get_weights()])  # noqa: E731
+        others = [keras.callbacks.LambdaCallback(on_train_end=halved)]
+    checkpoint = tf2dist.Checkpoint(str(tmp_path), every_steps=len(x) // 10)
+    callbacks = [checkpoint, *others] if first == "the checkpoint" else [*others, checkpoint]
+    tf2dist.fit(model, (x[: len(x) // 10 * 10], y[: len(x) // 10 * 10]), batch_size=10, epochs=3, callbacks=callbacks)
+    newest = checkpoint_files.list_checkpoints(str(tmp_path))[-1]
+    assert checkpoint_files.step_of(newest) == tf2dist.updates(model)
+    other = classifier(OPTIMIZERS["sgd"]())
+    other.optimizer.build(other.trainable_variables)
+    checkpoint_files.read_checkpoint(other, newest)
+    for ours, theirs in zip(weights(model), weights(other), strict=True):
+        np.testing.assert_array_equal(ours, theirs)

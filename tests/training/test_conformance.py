@@ -11,13 +11,21 @@ from tests.conftest import SINGLE_PROCESS
 
 # One of each kind: metrics, own steps, optimizers, gradients, losses. The whole table takes ten minutes.
 QUICK = ("tabular", "measured", "clipped", "scaled")
+LIKE_OTHERS = ("selu", "autoencoder", "hinge", "gru", "heads", "dropout")
 
 
-# Two mirrored replicas are where most can go wrong; central differs from them only in where variables are.
+def when(name, strategy):
+    if strategy == "mirrored":
+        return () if name in QUICK else pytest.mark.exhaustive if name in LIKE_OTHERS else pytest.mark.slow
+    return pytest.mark.slow if name in QUICK else pytest.mark.exhaustive
+
+
+# Two mirrored replicas are where most can go wrong; central differs from them only in where variables are, and one
+# device takes the same way with less in it.
 @pytest.mark.parametrize(
     ("name", "strategy"),
     [
-        pytest.param(name, strategy, marks=() if name in QUICK and strategy == "mirrored" else pytest.mark.slow)
+        pytest.param(name, strategy, marks=when(name, strategy))
         for strategy in SINGLE_PROCESS
         for name in (QUICK if strategy == "central" else zoo.CASES)
     ],

@@ -1,5 +1,7 @@
 """Every model of the zoo in clusters of several processes, against Keras's own `fit` on one device."""
 
+import functools
+import itertools
 import pickle
 
 import keras
@@ -7,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests import zoo
+from tests.conftest import sampled
 from tests.jobs import run_program
 
 LAYOUTS = {
@@ -14,6 +17,17 @@ LAYOUTS = {
     "ps, 1 worker": ["--ps=1", "--workers=1"],
     "ps, 2 workers": ["--ps=2", "--workers=2"],
 }
+# What the tests marked slow try on every layout, and on some; all tests together try every model on every layout.
+EVERYWHERE = (
+    *zoo.SAVED, "mlp", "measured", "own_loss", "overridden_step", "sample_weights", "class_weights",
+    "batch_normalization", "scaled",
+)  # fmt: skip
+SOME = {
+    "multiworker": ("weighted_heads", "clipped", "averaged_often", "summed", "several_optimizers", "float16", "xla"),
+    "ps, 1 worker": ("heads", "clipped_each", "accumulated", "constrained", "schedule_free", "unreduced", "text"),
+    "ps, 2 workers": ("tagger", "averaged", "frozen", "counted", "dropout"),
+}  # fmt: skip
+CASES = [(layout, name) for layout in LAYOUTS for name in (*EVERYWHERE, *SOME[layout])]
 QUICK = ("measured", "own_loss", "clipped", "scaled")  # whose bands are tried in `make test`
 SMALL = ("sample_weights",)  # a Poisson loss, which is far above 0 where the counts are right
 BANDS = [
@@ -24,71 +38,86 @@ BANDS = [
 pytestmark = pytest.mark.timeout(500)
 
 
-@pytest.fixture(scope="module", params=[pytest.param(layout, marks=pytest.mark.slow) for layout in LAYOUTS])
-def layout(request):
-    return request.param
+every_layout = pytest.mark.parametrize("layout", [pytest.param(layout, marks=pytest.mark.slow) for layout in LAYOUTS])
 
 
 @pytest.fixture(scope="module")
-def out(layout, tmp_path_factory):
-    """Where a cluster of this layout left what it trained; it ran once, through the whole zoo."""
-    out = tmp_path_factory.mktemp("zoo")
-    run_program(LAYOUTS[layout], "conformance", layout, out, limit=480)
-    return out
+def directory(tmp_path_factory):
+    """directory(layout, name): where a cluster of this layout left what it trained, this model among others.
+
+    It runs once for some models, and once for the others.
+    """
+    parent = tmp_path_factory.mktemp("zoo")
+
+    @functools.cache
+    def run(layout, some):
+        out = parent / f"{layout}, {some}"
+        out.mkdir()
+        names = [name for name in zoo.CASES if ((layout, name) in CASES) == some]
+        run_program(LAYOUTS[layout], "conformance", layout, out, *names, limit=480)
+        return out
+
+    return lambda layout, name: run(layout, (layout, name) in CASES)
 
 
 @pytest.fixture(scope="module")
-def results(out):
-    """What came of each case: a `zoo.Trained`, or the error as text."""
-    return pickle.loads((out / "results.pickle").read_bytes())
+def result(directory):
+    """result(layout, name): what came of the case, a `zoo.Trained` or the error as text."""
+    read = functools.cache(lambda out: pickle.loads((out / "results.pickle").read_bytes()))
+    return lambda layout, name: read(directory(layout, name))[name]
 
 
-def trained(results, name):
-    assert isinstance(results[name], zoo.Trained), results[name]
-    return results[name]
+def trained(result, layout, name):
+    found = result(layout, name)
+    assert isinstance(found, zoo.Trained), found
+    return found
 
 
-@pytest.mark.parametrize("name", zoo.CASES)
-def test_equals_keras(tf, layout, results, name):
+@pytest.mark.parametrize(("layout", "name"), sampled(list(itertools.product(LAYOUTS, zoo.CASES)), (), CASES))
+def test_equals_keras(tf, layout, result, name):
     expected = zoo.CASES[name].expected(layout.partition(",")[0], asynchronous=layout == "ps, 2 workers")
     if isinstance(expected, zoo.Refused):
-        assert str(results[name]).startswith("ValueError")
-        assert expected.match in results[name]
+        assert str(result(layout, name)).startswith("UsageError")
+        assert expected.match in result(layout, name)
     else:
-        zoo.check(name, trained(results, name), expected)
+        zoo.check(name, trained(result, layout, name), expected)
 
 
-def test_examples_are_counted_exactly(tf, layout, results):
+@every_layout
+def test_examples_are_counted_exactly(tf, layout, result):
     """Each is in one of the four counts of a confusion, none is lost and none counted twice."""
-    case, history = zoo.CASES["lstm"], trained(results, "lstm").history
+    case, history = zoo.CASES["lstm"], trained(result, layout, "lstm").history
     possible = zoo.examples_in_async_epoch(case) if layout == "ps, 2 workers" else {case.rows}
     for counts in zip(*(history[name] for name in ("tp", "tn", "fp", "fn")), strict=True):
         assert sum(counts) in possible
 
 
-def test_validation_counts_every_example_once(tf, results):
+@every_layout
+def test_validation_counts_every_example_once(tf, layout, result):
     """Evaluation does not depend on who is fast: on every layout each example once."""
-    cells = trained(results, "measured").history["val_cells"]
+    cells = trained(result, layout, "measured").history["val_cells"]
     assert cells == [6 * zoo.CASES["measured"].rows] * len(cells)
-    history = trained(results, "mlp").history
+    history = trained(result, layout, "mlp").history
     correct = np.array(history["val_accuracy"]) * zoo.CASES["mlp"].rows
     np.testing.assert_allclose(correct, np.round(correct), atol=1e-3)
 
 
+@every_layout
 @pytest.mark.parametrize("name", zoo.SAVED)
-def test_saved_models_load_in_plain_keras(tf, out, results, name):
+def test_saved_models_load_in_plain_keras(tf, layout, directory, result, name):
     x = zoo.CASES[name].inputs()
-    expected = zoo.with_weights(name, trained(results, name).weights)(x, training=False)
-    loaded = keras.saving.load_model(out / f"{name}.keras")
+    expected = zoo.with_weights(name, trained(result, layout, name).weights)(x, training=False)
+    loaded = keras.saving.load_model(directory(layout, name) / f"{name}.keras")
     np.testing.assert_allclose(loaded(x, training=False), expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
-    assert int(loaded.optimizer.iterations.numpy()) == results[name].updates
+    assert int(loaded.optimizer.iterations.numpy()) == result(layout, name).updates
 
 
+@every_layout
 @pytest.mark.parametrize("name", zoo.SAVED)
-def test_exported_models_load_in_plain_tensorflow(tf, out, results, name):
+def test_exported_models_load_in_plain_tensorflow(tf, layout, directory, result, name):
     x = zoo.CASES[name].inputs()
-    expected = zoo.with_weights(name, trained(results, name).weights)(x, training=False)
-    loaded = tf.saved_model.load(str(out / name))
+    expected = zoo.with_weights(name, trained(result, layout, name).weights)(x, training=False)
+    loaded = tf.saved_model.load(str(directory(layout, name) / name))
     np.testing.assert_allclose(loaded.serve(x), expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
 
 

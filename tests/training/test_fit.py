@@ -1,6 +1,7 @@
 """`fit` and `evaluate` on the strategies of one process: exact numbers, Keras's meaning, callbacks, errors."""
 
 import contextlib
+import dataclasses
 import gc
 import weakref
 
@@ -11,6 +12,7 @@ import pytest
 import tf2dist
 from tests.conftest import SINGLE_PROCESS_SLOWLY, sampled, strategies
 from tests.models import OPTIMIZERS, ROWS, classifier, data, weights
+from tf2dist.errors import UsageError
 
 strategy = strategies(SINGLE_PROCESS_SLOWLY)
 
@@ -24,6 +26,40 @@ def fitted(strategy, optimizer="adam", *extra, epochs=3, regularizer=None, **kwa
     kwargs = {"batch_size": BATCH, "seed": 3} | kwargs
     history = tf2dist.fit(model, kwargs.pop("data", data()), epochs=epochs, verbose=0, **kwargs)
     return model, history.history
+
+
+@pytest.mark.parametrize("strategy", ["one"], indirect=True)
+def test_logs_that_lack_updates_are_said_to(strategy, monkeypatch, caplog):
+    """As where a worker is killed that has made updates, and not told what it measured."""
+    from tf2dist.execution.replica_dispatcher import ReplicaDispatcher
+
+    next_result, lost = ReplicaDispatcher.next_result, []
+
+    def loses_the_second(dispatcher):
+        result = next_result(dispatcher)
+        lost.append(result)
+        return dataclasses.replace(result, sums=None) if len(lost) == 2 else result
+
+    monkeypatch.setattr(ReplicaDispatcher, "next_result", loses_the_second)
+    model, history = fitted(strategy, steps_per_execution=2)
+    assert (tf2dist.updates(model), len(history["loss"])) == (3 * STEPS, 3)
+    assert [r.getMessage() for r in caplog.records if "logs" in r.message] == [
+        f"epoch 1 made {STEPS} updates, and its logs have the loss and metrics of {STEPS - 2}: those of the others are "
+        "lost with workers that were killed or stopped"
+    ]
+
+
+@pytest.mark.parametrize("strategy", ["one"], indirect=True)
+def test_a_wrong_call_that_is_found_in_a_traced_function(strategy, tf):
+    """AutoGraph lets the error through, which the launcher shows in one line."""
+    x, y = data()
+    with strategy.scope():
+        inputs = keras.Input(x.shape[1:])
+        model = keras.Model(inputs, [keras.layers.Dense(3)(inputs), keras.layers.Dense(3)(inputs)])
+        model.compile("sgd", "sparse_categorical_crossentropy")
+    dataset = tf.data.Dataset.from_tensor_slices((x, (y, y))).batch(BATCH)
+    with pytest.raises(UsageError, match="class_weight is for models with one output"):
+        tf2dist.fit(model, dataset, class_weight={0: 1.0, 1: 2.0})
 
 
 def plain_loop(tf, batches, learning_rate=0.1):
@@ -313,7 +349,7 @@ def test_a_model_compiled_anew_is_trained_by_its_new_optimizer(strategy):
     ("change", "message"),
     [
         ({"data": (np.zeros((0, 12), np.float32), np.zeros(0, np.int64))}, "empty"),
-        ({"data": (np.zeros((4, 12), np.float32), np.zeros(5, np.int64))}, r"same number of rows, found \[4, 5\]"),
+        ({"data": (np.zeros((4, 12), np.float32), np.zeros(5, np.int64))}, "number of rows, found x of 4, y of 5"),
         ({"data": "rows"}, "found str"),
         ({"batch_size": 0}, "batch_size must be at least 1, found 0"),
         ({"steps_per_execution": 0}, "steps_per_execution must be at least 1, found 0"),

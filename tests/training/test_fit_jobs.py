@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import tf2dist
+from tests.conftest import sampled
 from tests.jobs import run_program
 from tests.models import OPTIMIZERS, ROWS, classifier, data, weights
 from tests.programs import __name__ as PROGRAMS
@@ -17,12 +18,12 @@ LAYOUTS = {
     "ps, 1 worker": ["--ps=1", "--workers=1"],
     "ps, 2 workers": ["--ps=2", "--workers=2"],
 }
-pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(name, marks=pytest.mark.slow if name == "ps, 1 worker" else ()) for name in LAYOUTS],
+    params=sampled(LAYOUTS, (), ("multiworker", "ps, 2 workers")),
 )
 def layout(request):
     return request.param

@@ -3,10 +3,13 @@
 import functools
 import pickle
 
+import keras
+import numpy as np
 import pytest
 
 import tf2dist
 from tests import loss_cases
+from tests.conftest import sampled
 from tests.jobs import run_program
 
 QUICK = ("everything", "Dice", "synchronized", "masked mean with sample weight")
@@ -21,17 +24,20 @@ REPLICAS = {"mirrored 2": ("mirrored", 2), "mirrored 3": ("mirrored", 3), "centr
 by_keras = functools.cache(loss_cases.by_keras)
 
 
-def is_quick(name, where):
-    return name in QUICK and where == "mirrored 2"
+TRIED = [
+    (name, where)
+    for where in REPLICAS
+    for name in (ON_TWO if where == "mirrored 2" else loss_cases.FEW if where == "mirrored 3" else QUICK)
+]
+QUICKLY = [(name, where) for name, where in TRIED if name in QUICK and where == "mirrored 2"]
+LIKE_OTHERS = [
+    *((name, "mirrored 3") for name in loss_cases.FEW if name != "everything"),
+    *((name, "mirrored 2") for name in ("table of two, XLA", "Circle, weighted")),
+]
 
 
 @pytest.mark.parametrize(
-    ("name", "where"),
-    [
-        pytest.param(name, where, marks=() if is_quick(name, where) else pytest.mark.slow)
-        for where in REPLICAS
-        for name in (ON_TWO if where == "mirrored 2" else loss_cases.FEW)
-    ],
+    ("name", "where"), sampled(TRIED, QUICKLY, [t for t in TRIED if t not in QUICKLY and t not in LIKE_OTHERS])
 )
 def test_equals_one_device(tf, name, where):
     strategy, replicas = REPLICAS[where]
@@ -75,3 +81,32 @@ def test_equals_one_device_in_a_cluster(tf, strategy, results, name):
     else:
         assert not isinstance(ours, str), ours
         loss_cases.check(ours, by_keras(name))
+
+
+class _MeasuresItself(keras.layers.Layer):
+    """Counts the mean activation of a batch, a scalar, in a metric of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.activation = keras.metrics.Mean(name="activation")
+
+    def call(self, x):
+        self.activation.update_state(keras.ops.mean(x))
+        return x
+
+
+def test_a_mean_of_scalars_counts_batches_and_not_slices(tf):
+    """Batches of 5 rows, and one of 1, on two replicas: each batch counts once, as on one device."""
+    x = np.random.default_rng(0).normal(size=(11, 4)).astype(np.float32) ** 2
+    y = x.sum(1)
+
+    def logs(strategy, fit):
+        with strategy.scope():
+            keras.utils.set_random_seed(0)
+            model = keras.Sequential([keras.Input([4]), _MeasuresItself(), keras.layers.Dense(1)])
+            model.compile("sgd", "mse", metrics=[lambda y, p: keras.ops.mean(keras.ops.abs(y - p[:, 0]))])
+            return fit(model, x, y, batch_size=5, shuffle=False).history
+
+    ours = logs(tf2dist.make_strategy("mirrored", replicas=2), tf2dist.fit)
+    theirs = logs(tf.distribute.get_strategy(), lambda model, *a, **k: model.fit(*a, verbose=0, **k))
+    assert ours == {name: pytest.approx(values, rel=1e-5) for name, values in theirs.items()}

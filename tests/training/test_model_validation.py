@@ -1,10 +1,17 @@
 """Models that cannot be trained are refused before anything runs, with the reason."""
 
+import types
+
 import keras
+import numpy as np
 import pytest
+import tensorflow
 
 import tf2dist
+from tests.conftest import ONE_QUICKLY, strategies
 from tests.models import OPTIMIZERS, classifier, data
+
+strategy = strategies(ONE_QUICKLY)
 
 
 def fit(model, **kwargs):
@@ -51,6 +58,48 @@ def compiled(strategy, **kwargs):
 def test_a_metric_that_does_not_add_up(strategy):
     with pytest.raises(ValueError, match=r"metric largest \(Largest\) does not add up"):
         fit(compiled(strategy, metrics=["accuracy", Largest()]))
+
+
+@pytest.mark.parametrize("second", ["validation", "evaluate", "fit"])
+def test_a_metric_of_ones_own_that_holds_what_came_before(strategy, second):
+    """It is looked at again for data of another kind, here with weights."""
+    model, (x, y) = compiled(strategy, metrics=[Rows()]), data()
+    weights = np.ones(len(x), np.float32)
+    if second == "validation":
+        history = fit(model, epochs=2, validation_data=(x, y, weights)).history
+        assert history["rows"] == history["val_rows"] == [103, 103]
+        return
+    fit(model)
+    if second == "evaluate":
+        assert tf2dist.evaluate(model, x, y, sample_weight=weights, return_dict=True, verbose=0)["rows"] == 103
+    else:
+        assert tf2dist.fit(model, x, y, sample_weight=weights, verbose=0).history["rows"] == [103]
+
+
+def test_a_metric_with_several_results(strategy):
+    """Keras logs each by its own name, in `fit` and `evaluate`."""
+
+    class Both(Rows):
+        def result(self):
+            return {"rows": self.count, "parts": {"half": self.count / 2}}
+
+    x, y = data()
+    model, plain = compiled(strategy, metrics=[Both(), "accuracy"]), classifier(OPTIMIZERS["sgd"]())
+    plain.compile(OPTIMIZERS["sgd"](), plain.loss, metrics=[Both(), "accuracy"])
+    history, expected = fit(model).history, plain.fit(x, y, verbose=0).history
+    assert history.keys() == expected.keys() == {"loss", "accuracy", "rows", "half"}
+    assert (history["rows"], history["half"]) == ([103], [51.5])
+    found, expected = tf2dist.evaluate(model, x, y, verbose=0), plain.evaluate(x, y, verbose=0)
+    assert [found[1], *found[3:]] == [expected[1], *expected[3:]] == [103, 51.5]  # between them the accuracy
+
+
+def test_a_metric_that_begins_elsewhere(strategy):
+    class Offset(Rows):
+        def reset_state(self):
+            self.count.assign(1.0)
+
+    with pytest.raises(ValueError, match=r"metric rows \(Offset\) does not add up: it does not begin at zero"):
+        fit(compiled(strategy, metrics=[Offset()]))
 
 
 def test_a_metric_of_ones_own_that_adds_up(strategy):
@@ -163,3 +212,53 @@ def test_random_losses_cannot_be_tried(tf):
     with tf2dist.make_strategy("mirrored", replicas=2).scope():
         model = classifier(OPTIMIZERS["sgd"](), Noise())
     fit(model, epochs=1, steps_per_epoch=1)
+
+
+class OwnOptimizer(keras.Model):
+    """Has an optimizer of its own, and none from `compile`."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense, self.mine = keras.layers.Dense(1), keras.optimizers.SGD(0.1)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, batch):
+        x, y = batch
+        with tensorflow.GradientTape() as tape:
+            loss = keras.ops.mean((self(x)[:, 0] - y) ** 2)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.mine.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_without_an_optimizer_in_compile(tf, tmp_path, replicas):
+    x = np.random.default_rng(0).normal(size=(32, 3)).astype(np.float32)
+    y = x.sum(1)
+
+    def trained(fit, strategy, **more):
+        with strategy.scope():
+            keras.utils.set_random_seed(0)
+            model = OwnOptimizer()
+            model.compile(optimizer=None)
+            fit(model, x, y, batch_size=8, epochs=2, shuffle=False, **more)
+        return model.get_weights()
+
+    strategy = tf2dist.make_strategy("mirrored" if replicas > 1 else "one", replicas=replicas)
+    ours = trained(tf2dist.fit, strategy, callbacks=tf2dist.Checkpoint(str(tmp_path)))
+    theirs = trained(lambda model, *a, **k: model.fit(*a, verbose=0, **k), tf.distribute.get_strategy())
+    for a, b in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_a_step_that_is_set_on_the_model_itself(tf):
+    """Keras traces `model.train_step`, whose ever it is."""
+    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    before = model.get_weights()
+    model.train_step = types.MethodType(lambda self, batch: {"mine": keras.ops.mean(batch[0]) + 6.0}, model)
+    history = tf2dist.fit(model, np.ones([8, 3], np.float32), np.ones(8, np.float32)).history
+    assert history == {"mine": [7.0]}
+    np.testing.assert_array_equal(model.get_weights()[0], before[0])

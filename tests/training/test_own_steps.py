@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import tf2dist
+from tests.conftest import sampled
 from tests.models import ROWS
 from tests.own_step_cases import (
     BATCH,
@@ -33,12 +34,16 @@ def batches(tf, rows, size):
     return tf.data.Dataset.from_tensor_slices(rows).batch(size)
 
 
-QUICK = (("vae", 2), ("own clipping", 2), ("functions", 1))
+QUICK = (("average loss", 2), ("functions", 1))
+LIKE_OTHERS = [
+    (name, 2) for name in ("sum", "loss in a layer", "functions", "gradient by inputs", "other names", "summed")
+]
+LIKE_OTHERS += [(n, 1) for n in CASES if n not in ("functions", "dcgan", "vae", "several outputs", "statistics of all")]
 TRIED = [(n, r) for n in CASES for r in (1, 2)]
 
 
 @pytest.mark.parametrize(
-    ("name", "replicas"), [pytest.param(*t, marks=() if t in QUICK else pytest.mark.slow) for t in TRIED]
+    ("name", "replicas"), sampled(TRIED, QUICK, [t for t in TRIED if t not in QUICK and t not in LIKE_OTHERS])
 )
 def test_equals_keras(tf, name, replicas):
     """Uneven slices (the last batch has 7 rows), and a last batch with fewer rows than replicas."""

@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 
 import tf2dist
+from tests.conftest import ONE_QUICKLY, strategies
 from tests.models import OPTIMIZERS, classifier, data, weights
+
+strategy = strategies(ONE_QUICKLY)
 
 BATCH = 16
 
@@ -171,7 +174,9 @@ class DoublesAlways(Doubles):
         return super().evaluate(x, y, **kwargs)
 
 
-@pytest.mark.parametrize("kind", [None, Doubles, DoublesAlways])
+@pytest.mark.parametrize(
+    "kind", [DoublesAlways, *(pytest.param(kind, marks=pytest.mark.slow) for kind in (None, Doubles))]
+)
 def test_a_bound_model_has_our_methods(strategy, kind, monkeypatch):
     x, y = data()
     called, beside, kerass = [], compiled(), keras.Model.fit

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 from tests import zoo
-from tests.conftest import SINGLE_PROCESS_SLOWLY, sampled
+from tests.conftest import SINGLE_PROCESS, sampled
 
 
-@pytest.fixture(params=SINGLE_PROCESS_SLOWLY)
+@pytest.fixture(params=sampled(SINGLE_PROCESS, ("one",), ("mirrored",)))
 def on(request):
     return request.param
 

@@ -25,6 +25,7 @@ from tf2dist.cluster.spec import Task
 
 PING_INTERVAL = 5.0  # seconds between two heartbeats
 GRACE = 60.0  # seconds without a message after which a task counts as lost; a stopped or overloaded host can be late
+SILENCE = 15.0  # seconds without a message after which the leader says whom the job may wait for
 _MESSAGE = re.compile(rb"([a-z]+)(?: \d{1,9})?")
 _EXIT_TIMEOUT = 30.0  # seconds that a coordinator gets to exit after it has sent that the job is done
 
@@ -54,12 +55,15 @@ class TaskConnection:
         with self._sending, contextlib.suppress(OSError):
             self._socket.send(message.encode() + b"\n")
 
-    def receive(self, *messages: str, limit: float | None = None) -> str:
+    def receive(
+        self, *messages: str, limit: float | None = None, on_silence: Callable[[], object] | None = None
+    ) -> str:
         """Waits for one of `messages` and returns it with its number, if any; any other message counts as a heartbeat.
 
         Args:
           messages: what to wait for.
           limit: seconds to wait; as long as there are heartbeats if not given.
+          on_silence: called each time that nothing at all has come for `SILENCE` seconds.
 
         Raises:
           TaskLostError: the connection has ended, or nothing at all came for the grace period.
@@ -75,7 +79,11 @@ class TaskConnection:
             left = GRACE if deadline is None else min(GRACE, deadline - time.monotonic())
             if left <= 0:
                 raise TimeoutError(f"{self} did not say {' or '.join(messages)} within {limit:g} s")
-            if not self._poll(select.POLLIN, left):
+            waited = 0.0
+            if on_silence is not None and left > SILENCE and not self._poll(select.POLLIN, SILENCE):
+                on_silence()
+                waited = SILENCE
+            if not self._poll(select.POLLIN, left - waited):
                 if left == GRACE:
                     raise TaskLostError(f"{self} has given no sign of life for {GRACE:g} s")
                 continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tf2dist.cluster.spec import Cluster
+from tf2dist.errors import UsageError
 
 STRATEGIES = {
     "one": "one device",
@@ -11,6 +12,18 @@ STRATEGIES = {
     "multiworker": "several processes in lockstep, each with its copy of the variables",
     "ps": "workers that update variables on parameter servers, each at its own pace",
 }
+
+
+def check_strategy(name: str, replicas: int | None = None) -> None:
+    """Checks a strategy's name, and that a number of replicas means something to it.
+
+    Raises:
+      UsageError: it does not.
+    """
+    if name not in STRATEGIES:
+        raise UsageError(f"unknown strategy {name!r}; strategies are {', '.join(STRATEGIES)}")
+    if name in ("one", "ps") and replicas is not None and replicas > 1:
+        raise UsageError(f"replicas={replicas} needs a strategy with several: mirrored, central or multiworker")
 
 
 def default_strategy(cluster: Cluster | None) -> str:

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Generator
 
-from tf2dist.cluster.heartbeat import TaskConnection, TaskLostError, start_heartbeats
+from tf2dist.cluster.heartbeat import GRACE, SILENCE, TaskConnection, TaskLostError, start_heartbeats
 from tf2dist.cluster.loss_policy import LossPolicy
 from tf2dist.cluster.spec import Task
 
@@ -169,9 +169,15 @@ class LeaderMonitor:
         return new
 
     def _receive_until_lost(self, connection: TaskConnection) -> None:
+        def warn() -> None:
+            if not self._over.is_set():
+                _log.warning(
+                    "tf2dist: %s has been silent for %g s; it counts as lost after %g s", connection, SILENCE, GRACE
+                )
+
         try:
             while True:
-                message, _, calls = connection.receive("ready", "bye").partition(" ")
+                message, _, calls = connection.receive("ready", "bye", on_silence=warn).partition(" ")
                 (self._ready if message == "ready" else self._bye)[connection.task].set()
                 self._note_return(connection)
                 if message == "bye":

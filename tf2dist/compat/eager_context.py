@@ -23,6 +23,23 @@ def use_session_config(config: tf.compat.v1.ConfigProto) -> None:
     context.context()._config = config
 
 
+def allow_memory_growth(gpu: tf.config.PhysicalDevice) -> None:
+    """Has TensorFlow take the memory of this GPU as it needs it, also beside one that is divided into logical devices.
+
+    `set_memory_growth` alone is forgotten, without a word, as soon as any device of the process is divided, a CPU too:
+    `Context._compute_device_options` then leaves `allow_growth` out, and TensorFlow takes all memory of all GPUs. What
+    it leaves out stays as the context's own options have it. They are of all GPUs: parts that have a limit take their
+    memory as they need it too, up to that.
+
+    Raises:
+      RuntimeError: TensorFlow has made its devices.
+    """
+    tf.config.experimental.set_memory_growth(gpu, True)
+    here = context.context()
+    here._config = tf.compat.v1.ConfigProto() if here._config is None else here._config
+    here._config.gpu_options.allow_growth = True
+
+
 def current_device() -> str:
     """The device that a `tf.device` block asks for; "" outside of one."""
     return context.context().device_name or ""

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import keras
@@ -29,7 +29,6 @@ from keras.src.losses import loss as losses
 
 from tf2dist.compat.patching import Patch
 
-_MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 _BETWEEN_EXAMPLES = (keras.losses.Dice, keras.losses.Tversky, keras.losses.Circle)
 
 
@@ -57,12 +56,14 @@ class _Slice:
       exchanges: may the replicas exchange sums now?
       joins_rows: may they exchange rows? Without `exchanges`, what would need it is left out.
       tape: watches constants of other means, which `other_means` lists, where they may not.
+      loss_metrics: those that count what losses come to, by themselves.
     """
 
     weight: tf.Tensor
     exchanges: bool = False
     joins_rows: bool = False
     tape: tf.GradientTape | None = None
+    loss_metrics: Sequence[keras.metrics.Metric] = ()
     other_means: list[OtherMean] = field(default_factory=list)
 
 
@@ -75,15 +76,22 @@ _here = _Here()
 
 @contextlib.contextmanager
 def mean_of_slice(
-    weight: tf.Tensor | None, tape: tf.GradientTape | None = None, *, leave_out: bool = False
+    weight: tf.Tensor | None,
+    tape: tf.GradientTape | None = None,
+    *,
+    leave_out: bool = False,
+    loss_metrics: Sequence[keras.metrics.Metric] = (),
 ) -> Iterator[list[OtherMean]]:
     """Inside, losses are such that the mean over slices, with their weights, is the loss of the global batch.
+
+    A `keras.metrics.Mean` of a scalar counts it by the slice's weight.
 
     Args:
       weight: the fraction of the global batch in this slice, f32[]; 0 for one that stands in for an empty one. None
         changes nothing.
       tape: of slices whose replicas cannot exchange anything while they compute; None for replicas that can.
       leave_out: with a tape, are losses between examples 0 (or those of the slice alone)?
+      loss_metrics: metrics that hold losses, which count as Keras has them count.
 
     Yields:
       With a tape, the means in the loss that are not over examples, which the caller must take out of it: the mean of
@@ -93,11 +101,36 @@ def mean_of_slice(
         yield []
         return
     joins_rows = leave_out or (tape is None and exchange_rows(tf.distribute.get_strategy()))
-    slice_ = _Slice(weight, exchanges=tape is None, joins_rows=joins_rows, tape=tape)
+    slice_ = _Slice(weight, exchanges=tape is None, joins_rows=joins_rows, tape=tape, loss_metrics=loss_metrics)
     outer, _here.slice = _here.slice, slice_
     try:
-        with _reducing.applied(), _calling.applied():
+        with _reducing.applied(), _calling.applied(), _averaging.applied():
             yield slice_.other_means
+    finally:
+        _here.slice = outer
+
+
+@contextlib.contextmanager
+def metrics_of_slice(weight: tf.Tensor | None) -> Iterator[None]:
+    """Inside, a `keras.metrics.Mean` of a scalar counts it by the slice's weight, as `mean_of_slice` has it too."""
+    if weight is None:
+        yield
+        return
+    outer, _here.slice = _here.slice, _Slice(weight)
+    try:
+        with _averaging.applied():
+            yield
+    finally:
+        _here.slice = outer
+
+
+@contextlib.contextmanager
+def of_whole_batch() -> Iterator[None]:
+    """Inside, losses are those of a whole batch on one device, however many replicas the strategy has."""
+    outer, _here.slice = _here.slice, _Slice(tf.ones([]))
+    try:
+        with _reducing.applied(), _calling.applied():
+            yield
     finally:
         _here.slice = outer
 
@@ -195,6 +228,14 @@ def _call_loss(self, y_true, y_pred, sample_weight=None):
         return call(self, y_true, y_pred, sample_weight)
 
 
+def _update_mean(self, values, sample_weight=None):
+    """A scalar is of a whole slice, which on one device would be part of a batch that counts once."""
+    slice_ = _here.slice
+    if slice_ is not None and sample_weight is None and not any(self is metric for metric in slice_.loss_metrics):
+        sample_weight = None if keras.ops.shape(values) else slice_.weight
+    return _averaging.original("update_state")(self, values, sample_weight=sample_weight)
+
+
 def _is_by_example(loss: keras.losses.Loss, y_true, y_pred) -> bool:
     """Has the loss a value for each example, which depends on that one alone?"""
     if is_of_each_example(loss):
@@ -266,3 +307,4 @@ _reducing = Patch(
     },
 )
 _calling = Patch(keras.losses.Loss, {"__call__": _call_loss})
+_averaging = Patch(keras.metrics.Mean, {"update_state": _update_mean})

@@ -13,19 +13,23 @@ _STEP_METHODS = ("train_step", "test_step")
 
 
 def overridden_step(model: keras.Model) -> str | None:
-    """The first of Keras's step methods that the model's class overrides: "train_step", "test_step" or None."""
-    changed = (name for name in _STEP_METHODS if getattr(type(model), name) is not getattr(keras.Model, name))
-    return next(changed, None)
+    """The first of Keras's step methods that the model overrides: "train_step", "test_step" or None."""
+    return next((name for name in _STEP_METHODS if _overrides(model, name)), None)
 
 
 def overrides_compute_metrics(model: keras.Model) -> bool:
-    """Does the model's class say itself how metrics are updated?"""
-    return type(model).compute_metrics is not keras.Model.compute_metrics
+    """Does the model say itself how metrics are updated?"""
+    return _overrides(model, "compute_metrics")
 
 
 def overrides_compute_loss(model: keras.Model) -> bool:
-    """Does the model's class say itself what the loss is?"""
-    return type(model).compute_loss is not keras.Model.compute_loss
+    """Does the model say itself what the loss is?"""
+    return _overrides(model, "compute_loss")
+
+
+def _overrides(model: keras.Model, name: str) -> bool:
+    """Is a method another than Keras's? It may be one of the model's class, or have been set on the model itself."""
+    return getattr(getattr(model, name), "__func__", None) is not getattr(keras.Model, name)
 
 
 def own_steps(model: keras.Model, batch) -> str | None:
@@ -75,6 +79,12 @@ def all_optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
 def restored_variables(model: keras.Model) -> list[keras.Variable]:
     """All that `load_weights` of a built model may change."""
     return [*model.variables, *(v for optimizer in all_optimizers(model) for v in optimizer.variables)]
+
+
+def seed_states(model: keras.Model) -> list[keras.Variable]:
+    """The states of a model's random numbers, as of dropout, integers [2]: `save_weights` leaves them out."""
+    states = [generator.state for layer in model._flatten_layers() for generator in layer._seed_generators]
+    return list({id(state): state for state in states}.values())
 
 
 def compiled_metrics(model: keras.Model) -> Any:

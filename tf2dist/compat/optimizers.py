@@ -8,8 +8,13 @@ import keras
 import tensorflow as tf
 
 
-def wrapped_optimizers(optimizer: keras.optimizers.Optimizer) -> list[keras.optimizers.Optimizer]:
-    """The optimizer, and those that it wraps (`LossScaleOptimizer`, `MultiOptimizer`), and what these wrap."""
+def wrapped_optimizers(optimizer: keras.optimizers.Optimizer | None) -> list[keras.optimizers.Optimizer]:
+    """The optimizer, and those that it wraps (`LossScaleOptimizer`, `MultiOptimizer`), and what these wrap.
+
+    Empty for None, as of a model that was compiled without an optimizer, whose train step has its own.
+    """
+    if optimizer is None:
+        return []
     wrapped = [*getattr(optimizer, "_inner_optimizers", ()), getattr(optimizer, "inner_optimizer", None)]
     return [optimizer, *(o for inner in wrapped if inner is not None for o in wrapped_optimizers(inner))]
 
@@ -37,7 +42,7 @@ def learning_rate_variables(optimizer: keras.optimizers.Optimizer) -> list[keras
     return [rate for rate in rates if isinstance(rate, keras.Variable)]
 
 
-def changes_weights_at_the_end(optimizer: keras.optimizers.Optimizer) -> bool:
+def changes_weights_at_the_end(optimizer: keras.optimizers.Optimizer | None) -> bool:
     """Does the end of a training give the weights other values, those of their moving averages, say?"""
     own = keras.optimizers.Optimizer.finalize_variable_values
     return any(o.use_ema or type(o).finalize_variable_values is not own for o in wrapped_optimizers(optimizer))
@@ -57,7 +62,7 @@ class AveragesWeights:
     iterations: keras.Variable
     use_ema: bool
 
-    def __init__(self, *args, **kwargs):
+    def __init__(self, *args, **kwargs):  # which a mixin has for the type checker
         super().__init__(*args, **kwargs)
 
     def average_decay(self, updates) -> tf.Tensor:

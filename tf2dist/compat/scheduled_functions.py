@@ -14,7 +14,10 @@ from tensorflow.python.distribute.coordinator.values import RemoteValueImpl
 
 
 def observe_scheduling() -> None:
-    """Makes `idle_workers` and `abandon` know what the coordinators that are made from now on do."""
+    """Makes `idle_workers` and `abandon` know what the coordinators that are made from now on do.
+
+    `tf2dist.make_strategy` calls it, and so does whoever trains on a strategy that the user has made.
+    """
     cluster_coordinator._CoordinatedClosureQueue = _ObservedQueue
 
 
@@ -61,18 +64,23 @@ class _ObservedQueue(cluster_coordinator._CoordinatedClosureQueue):
 
 
 def idle_workers(coordinator: tf.distribute.coordinator.ClusterCoordinator) -> set[int]:
-    """The workers that have nothing to do, those that are gone included; none if there is more to do."""
+    """The workers that have nothing to do, those that are gone included; none if there is more to do.
+
+    None either of a coordinator that was made before `observe_scheduling`.
+    """
     queue = _queue(coordinator)
-    return set() if queue._queue.qsize() else set(queue.idle)
+    return set(queue.idle) if queue is not None and not queue._queue.qsize() else set()
 
 
 def abandon(coordinator: tf.distribute.coordinator.ClusterCoordinator, remote: RemoteValueImpl) -> None:
     """From now on an error of this scheduled function is that of no call. It runs on."""
-    _queue(coordinator).abandon(remote)
+    if (queue := _queue(coordinator)) is not None:
+        queue.abandon(remote)
 
 
-def _queue(coordinator) -> _ObservedQueue:
-    return coordinator._cluster.closure_queue
+def _queue(coordinator) -> _ObservedQueue | None:
+    queue = coordinator._cluster.closure_queue
+    return queue if isinstance(queue, _ObservedQueue) else None
 
 
 def has_ended(remote: RemoteValueImpl) -> bool:

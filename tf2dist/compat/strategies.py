@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
@@ -20,6 +21,25 @@ def server_count(strategy: tf.distribute.Strategy) -> int:
     return max(1, getattr(strategy.extended, "_num_ps", 1))
 
 
+@contextlib.contextmanager
+def tracing_for_servers(strategy: tf.distribute.Strategy) -> Iterator[None]:
+    """Inside, replicas are traced for the CPU of the process that runs them, which is a server.
+
+    A replica's operations ask for its worker's device, as `/device:GPU:0`. On a server, which has no GPU, that is an
+    error where placement is hard. A `tf.device` around them is not enough: optimizers begin replicas of their own, as
+    `LossScaleOptimizer` does.
+    """
+    extended, gpus = strategy.extended, getattr(strategy.extended, "_num_gpus_per_worker", 0)
+    if not gpus:
+        yield
+        return
+    extended._num_gpus_per_worker = 0
+    try:
+        yield
+    finally:
+        extended._num_gpus_per_worker = gpus
+
+
 def has_variable_partitioner(strategy: tf.distribute.Strategy) -> bool:
     """Does the strategy cut variables into `ShardedVariable`s, which Keras 3 cannot train?"""
     return getattr(strategy.extended, "_variable_partitioner", None) is not None
@@ -33,11 +53,17 @@ def replicas_may_differ() -> bool:
     return tf.__internal__.distribute.strategy_supports_no_merge_call()
 
 
-def mirrored(devices: Sequence[str]) -> tf.distribute.MirroredStrategy:
+def mirrored(
+    devices: Sequence[str], operations: tf.distribute.CrossDeviceOps | None = None
+) -> tf.distribute.MirroredStrategy:
     """A strategy whose collectives have numbers of their own.
 
     Those of every `MirroredStrategy` begin with the same ones, so that a second one with fewer or more replicas ends
     the collectives of both for good ("is joining a group with size 2, but that group has size 3").
+
+    Args:
+      devices: of the replicas.
+      operations: what adds up values of several devices; None for TensorFlow's own choice.
     """
     base = {"_collective_key_base": next(_key_bases)}
-    return type("MirroredStrategy", (tf.distribute.MirroredStrategy,), base)(devices)
+    return type("MirroredStrategy", (tf.distribute.MirroredStrategy,), base)(devices, operations)

@@ -11,12 +11,14 @@ import sys
 from collections.abc import Sequence
 
 from tf2dist.convert_checkpoint import ConvertError, find
-from tf2dist.system.commands import Parser
+from tf2dist.errors import UsageError
+from tf2dist.system.commands import Parser, as_called
+from tf2dist.system.local_paths import check_local
 
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
-    parser = Parser(prog="python -m tf2dist.convert_checkpoint", allow_abbrev=False)
+    parser = Parser(prog=as_called("convert-checkpoint", "tf2dist.convert_checkpoint"), allow_abbrev=False)
     parser.add_argument("checkpoint", metavar="TF1_DIR", help="directory, or one checkpoint in it: DIR/model.ckpt-1000")
     parser.add_argument("out", metavar="OUT", help="NAME.keras for the model, NAME.weights.h5 for its weights")
     parser.add_argument(
@@ -32,6 +34,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--dry_run", action="store_true", help="say what would be matched, write nothing")
     options = parser.parse_args(arguments)
     try:
+        paths = {"TF1_DIR is ": options.checkpoint, "OUT is ": options.out, "--map=": options.map or ""}
+        for name, path in paths.items():
+            check_local(f"{name}{path}", path)
         prefix = find.checkpoint(options.checkpoint)
         _check_out(options.out)
         given = find.name_map(options.map) if options.map else {}
@@ -39,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
             find.parsed(options.model)
         elif not os.path.isfile(options.model):
             raise ConvertError(f"--model={options.model} is no file")
-    except ConvertError as error:
+    except UsageError as error:
         return _say(error, 2)
 
     from tf2dist.runtime import tensorflow_import

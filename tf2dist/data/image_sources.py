@@ -11,6 +11,7 @@ import os
 from tf2dist.data import tfds_directory
 from tf2dist.data.errors import DataError
 from tf2dist.system import optional_packages
+from tf2dist.system.local_paths import check_local
 
 NAMES = ("auto", "mnist", "fashion_mnist", "digits", "synthetic")
 _TFDS_NAMES = ("mnist", "fashion_mnist")  # prepared by tensorflow-datasets
@@ -62,7 +63,10 @@ def find(name: str, data_dir: str | None = None) -> Source:
 
     Raises:
         DataError: the data is missing or damaged; says what to do.
+        UsageError: a path is a URL.
     """
+    check_local(f"--dataset={name}", name)
+    check_local(f"--data_dir={data_dir}", data_dir or "")
     if data_dir is not None and not os.path.isdir(os.path.expanduser(data_dir)):
         raise DataError(f"--data_dir={data_dir} is not a directory; name one that exists, or leave the flag out")
     if name in _TFDS_NAMES:
@@ -125,7 +129,9 @@ def _find_tfds(name: str, data_dir: str | None) -> str:
     if data_dir is not None:
         roots = [data_dir]
     else:
-        roots = [root for root in (os.environ.get("TFDS_DATA_DIR"), "~/tensorflow_datasets") if root]
+        named = os.environ.get("TFDS_DATA_DIR", "")
+        check_local(f"TFDS_DATA_DIR={named}", named)
+        roots = [root for root in (named, "~/tensorflow_datasets") if root]
     roots = [os.path.abspath(os.path.expanduser(root)) for root in roots]
     for root in roots:
         if directory := tfds_directory.find(name, root):

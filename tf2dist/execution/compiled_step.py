@@ -14,6 +14,7 @@ import tensorflow as tf
 from tf2dist.compat import global_batch_gradients, global_batch_loss, layer_losses, synchronized_statistics
 from tf2dist.compat import model as keras_model
 from tf2dist.compat.stateless_scope import OverlayScope, in_stateless_scope
+from tf2dist.execution.logs import as_logs
 from tf2dist.execution.slice_loss import Fraction, added, quotients, scaled
 from tf2dist.runtime import collectives
 
@@ -201,11 +202,16 @@ class CompiledStep:
 
         def forward():
             with contextlib.ExitStack() as stack:
-                others = stack.enter_context(global_batch_loss.mean_of_slice(slice_weight, tape, leave_out=leave_out))
+                of_slice = global_batch_loss.mean_of_slice(
+                    slice_weight, tape, leave_out=leave_out, loss_metrics=self._output_losses
+                )
+                others = stack.enter_context(of_slice)
                 added_losses = {}
                 if slice_weight is not None:
                     added_losses = stack.enter_context(layer_losses.kept_apart(self._as_mean_of_slice))
                     stack.enter_context(synchronized_statistics.over_slices())
+                elif tf.distribute.get_strategy().num_replicas_in_sync > 1:  # one device of a worker that has several
+                    stack.enter_context(global_batch_loss.of_whole_batch())
                 y_pred = keras_model.call(self.model, x, training=training)
                 loss = keras_model.compute_loss(self.model, x, y, y_pred, sample_weight, training=training)
             return loss, y_pred, others, added_losses
@@ -244,12 +250,13 @@ class CompiledStep:
         zeros = [tf.zeros(v.shape, v.dtype) for v in self._metric_variables]
         states = [*zeros[: self._states_of_losses], *states]
         sums, zeros = [tf.zeros([]), examples, *states], zeros[len(states) :]
-        if keras_model.overrides_compute_metrics(self.model):
-            with keras.StatelessScope(list(zip(self._metric_variables, [*states, *zeros], strict=True))) as scope:
-                self.model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
-            sums[2:] = [scope.get_current_value(v) for v in self._metric_variables]
-        elif self._compiled_metrics is not None:
-            sums += self._compiled_metrics.stateless_update_state(zeros, y, y_pred, sample_weight)
+        with global_batch_loss.metrics_of_slice(slice_weight):
+            if keras_model.overrides_compute_metrics(self.model):
+                with keras.StatelessScope(list(zip(self._metric_variables, [*states, *zeros], strict=True))) as scope:
+                    self.model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+                sums[2:] = [scope.get_current_value(v) for v in self._metric_variables]
+            elif self._compiled_metrics is not None:
+                sums += self._compiled_metrics.stateless_update_state(zeros, y, y_pred, sample_weight)
         if slice_weight is not None:  # a slice that stands in for an empty one does not count
             sums = [tf.where(slice_weight > 0, t, tf.zeros_like(t)) for t in sums]
         return [tf.convert_to_tensor(t) for t in sums]
@@ -284,9 +291,10 @@ class CompiledStep:
     def logs(self, sums: Sequence[np.ndarray]) -> dict[str, Any]:
         """See `TrainStep`."""
         loss, examples, *states = sums
-        logs: dict[str, Any] = {"loss": float(loss / examples) if examples else float("nan")}
+        mean = float(loss / examples) if examples else float("nan")
         states = [tf.cast(s, v.dtype) for s, v in zip(states, self._metric_variables, strict=True)]
-        forward, compiled = {}, {}
+        forward: dict[str, Any] = {}
+        compiled: dict[str, Any] = {}
         with keras.StatelessScope(list(zip(self._metric_variables, states, strict=True))):
             for metric in self._forward_metrics:
                 value = metric.result()
@@ -294,10 +302,7 @@ class CompiledStep:
             if self._compiled_metrics is not None:
                 compiled = self._compiled_metrics.result()
             # Inside of the scope: a result may be one of the variables itself.
-            results = {name: np.asarray(tf.convert_to_tensor(value)) for name, value in (compiled | forward).items()}
-        for name, value in results.items():
-            logs[name] = float(value) if value.ndim == 0 else value
-        return logs
+            return as_logs({"loss": mean} | compiled | forward)
 
 
 def _slope(tape: tf.GradientTape, value: tf.Tensor, of: tf.Tensor) -> tf.Tensor:

@@ -12,6 +12,7 @@ import tensorflow as tf
 from tf2dist.compat import custom_step_scaling, custom_step_trace
 from tf2dist.compat.model import all_metrics
 from tf2dist.errors import TrainingError
+from tf2dist.execution.logs import as_logs, flat_results
 
 
 class CustomTrainStep:
@@ -69,7 +70,7 @@ class CustomTrainStep:
         with custom_step_scaling.on_slice(slice_weight):
             logs = step(batch if slice_weight is None else tf.nest.map_structure(_as_of_any_size, batch))
             if isinstance(logs, dict):
-                logs = {name: custom_step_scaling.as_mean(value) for name, value in _flatten(logs).items()}
+                logs = {name: custom_step_scaling.as_mean(value) for name, value in flat_results(logs).items()}
         if slice_weight is not None:  # a slice that stands in for an empty one counts not
             for variable, value in zip(states, before, strict=True):
                 variable.assign(tf.where(slice_weight > 0, variable.value, value))
@@ -111,8 +112,7 @@ class CustomTrainStep:
         if set(self._log_names) != set(logs):
             logs = dict(zip(self._log_names, sums[1:], strict=False))
             logs |= {name: result() for name, result in self._metric_results.items() if name in logs}
-        values = {name: np.asarray(tf.convert_to_tensor(value)) for name, value in logs.items()}
-        return {name: float(value) if value.ndim == 0 else value for name, value in values.items()}
+        return as_logs(logs)
 
 
 def _of_any_size(shape) -> list[int | None]:
@@ -124,11 +124,3 @@ def _as_of_any_size(rows):
     if not isinstance(rows, tf.Tensor) or not rows.shape.rank or rows.shape[0] is None:
         return rows
     return tf.raw_ops.PlaceholderWithDefault(input=rows, shape=_of_any_size(rows.shape))
-
-
-def _flatten(logs: dict) -> dict:
-    """Logs without dictionaries inside, as Keras flattens them: one metric may have several results."""
-    flat = {}
-    for name, value in logs.items():
-        flat |= _flatten(value) if isinstance(value, dict) else {name: value}
-    return flat

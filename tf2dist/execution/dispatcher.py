@@ -7,6 +7,7 @@ one trace serves every length.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -27,12 +28,14 @@ class ExecutionResult:
       sums: metric sums; None if the worker died after its last step and before they were fetched.
       seconds: how long it took its worker.
       dropped_gradients: those that came too late for a synchronous update; None where none can.
+      given_back: steps that it was to make and leaves to another execution, since it took too long.
     """
 
     steps: int
     sums: list[np.ndarray] | None
     seconds: float
     dropped_gradients: int | None = None
+    given_back: int = 0
 
 
 class Dispatcher(Protocol):
@@ -57,8 +60,26 @@ class Dispatcher(Protocol):
         """Opens endless training batches from step `start` on, for `schedule`; sets `global_step` to `start`."""
         ...
 
-    def schedule(self, execution: Any, stream: Any, steps: int) -> None:
-        """Runs `steps` steps, or schedules them if fewer than `max_in_flight` executions are under way."""
+    @property
+    def has_gaps(self) -> bool:
+        """Are there batches to be made again, before others of which updates were made? They are scheduled first."""
+        ...
+
+    @property
+    def unused_batches(self) -> int:
+        """How many batches of data that this process reads were read and not used; they are used before others."""
+        ...
+
+    def schedule(self, execution: Any, stream: Any, steps: int, seconds: float = math.inf) -> int:
+        """Runs up to `steps` steps, or schedules them if fewer than `max_in_flight` executions are under way.
+
+        Args:
+          seconds: after which a worker begins no further step, and gives back those that it has not made.
+
+        Returns:
+          How many: fewer where some are to be made again, or where their batches are sent, and would be too much
+          together, or are not alike.
+        """
         ...
 
     def next_result(self) -> ExecutionResult:

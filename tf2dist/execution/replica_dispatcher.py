@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections import deque
@@ -115,8 +116,11 @@ class ReplicaDispatcher:
         iterator = iter(self._strategy.distribute_datasets_from_function(lambda context: dataset))
         return _Stream(iterator, element_per_replica)
 
-    def schedule(self, execution, stream: _Stream, steps: int) -> None:
-        """Runs `steps` steps."""
+    has_gaps = False
+    unused_batches = 0
+
+    def schedule(self, execution, stream: _Stream, steps: int, seconds: float = math.inf) -> int:
+        """Runs `steps` steps, however long they take."""
         began = time.perf_counter()
         n, last = tf.constant(steps), tf.constant(self._seconds)
         *sums, seconds = execution(stream.iterator, stream.element_per_replica, n, last)
@@ -126,6 +130,7 @@ class ReplicaDispatcher:
         # Peers must choose the same length for the next execution, so they go by the mean of their last times.
         taken = float(seconds) / self._peers if self._peers > 1 else self._seconds
         self._results.append(ExecutionResult(steps, sums, taken))
+        return steps
 
     def next_result(self) -> ExecutionResult:
         """See `Dispatcher`."""

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
+from tf2dist.errors import UsageError
+
 _TARGET_SECONDS = 0.4  # of an execution: long against the cost of a call (milliseconds on a worker), short for people
+_LIMIT_SECONDS = 2 * _TARGET_SECONDS
 _MIN_SECONDS = 0.05  # the steps left in an epoch are not spread over workers in shorter executions than this
 _MAX_STEPS = 2000
 EVALUATION_BATCHES = 100  # in one execution of evaluation, at most; bounds how long a signal has to wait
@@ -23,7 +28,7 @@ class StepsPerExecutionTuner:
 
     def __init__(self, steps_per_execution: int | None = None):
         if steps_per_execution is not None and steps_per_execution < 1:
-            raise ValueError(f"steps_per_execution must be at least 1, found {steps_per_execution}")
+            raise UsageError(f"steps_per_execution must be at least 1, found {steps_per_execution}")
         self._fixed = steps_per_execution
         self._steps = steps_per_execution or 1
         self._min_steps = 1
@@ -33,6 +38,11 @@ class StepsPerExecutionTuner:
         """Steps for the next execution, if `left` steps are to be spread over `workers`."""
         fair = max(self._min_steps, left // workers) if self._fixed is None else left
         return min(self._steps, fair, left)
+
+    @property
+    def limit(self) -> float:
+        """Seconds after which an execution is to end: a slow worker makes fewer steps than others in one."""
+        return _LIMIT_SECONDS if self._fixed is None else math.inf
 
     def observe(self, steps: int, seconds: float) -> None:
         """Takes into account an execution of `steps` steps that took `seconds`."""

@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tf2dist.errors import UsageError
 from tf2dist.input.batch_slicing import ReplicaSlices, slice_bounds
-from tf2dist.input.without_autotune import without_autotune
+from tf2dist.input.data_adapter import ReadByTensorFlow
+from tf2dist.input.without_rewriting import without_rewriting
 
 DEFAULT_BATCH_SIZE = 32  # examples, as in Keras
 _ENDLESS = 1 << 62  # steps; Dataset.range wants an end
 
 
-class Examples:
+class Examples(ReadByTensorFlow):
     """Arrays in memory, read in shuffled global batches. A `DataAdapter`.
 
     The order of a pass is a keyed permutation of the indices (`tf.random.experimental.index_shuffle`), so the
@@ -53,15 +56,17 @@ class Examples:
         seed: int = 0,
         transform: Callable[..., Any] | None = None,
     ) -> None:
-        self.arrays: tuple[Any, ...] = tf.nest.map_structure(_as_array, _as_x_y_weight(arrays))
+        self.arrays: tuple[Any, ...] = tf.nest.map_structure(_as_array, as_x_y_weight(arrays))
         lengths = {len(a) for a in tf.nest.flatten(self.arrays)}
         if len(lengths) != 1:
-            raise ValueError(f"arrays must have the same number of rows, found {sorted(lengths)}")
+            rows = zip(("x", "y", "sample_weight"), self.arrays, strict=False)
+            found = ", ".join(f"{name} of {_rows_of(part)}" for name, part in rows)
+            raise UsageError(f"arrays must have the same number of rows, found {found}")
         (self.rows,) = lengths
         if not self.rows:
-            raise ValueError("the data is empty: the arrays have no rows")
+            raise UsageError("the data is empty: the arrays have no rows")
         if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, found {batch_size}")
+            raise UsageError(f"batch_size must be at least 1, found {batch_size}")
         self.batch_size = batch_size
         self.shuffle = shuffle
         self.seed = seed
@@ -95,44 +100,33 @@ class Examples:
         """See `FiniteDataAdapter`."""
         return "arrays", self.batch_size, self.rows, self.transform, str(self._array_specs())
 
-    def remote_tensors(self) -> Any:
+    def remote_arrays(self) -> Any:
+        """The arrays themselves, and what says in which order they are read."""
+        return self.arrays, np.array([self.rows, self.batch_size, self.steps, self.seed], np.int64)
+
+    def local_tensors(self) -> Any:
         """The arrays as tensors on this process's CPU."""
         if self._tensors is None:
             with tf.device("/cpu:0"):
-                self._tensors = tf.nest.map_structure(tf.convert_to_tensor, self.arrays)
+                self._tensors = tf.nest.map_structure(tf.convert_to_tensor, self.remote_arrays())
         return self._tensors
-
-    local_tensors = remote_tensors
 
     def shared_tensors(self, choose_seed: Callable[[], int]) -> Any:
         """See `DataAdapter`; the order has a seed."""
         return self.local_tensors()
 
     def _array_specs(self) -> Any:
-        return tf.nest.map_structure(lambda a: tf.TensorSpec(a.shape, _dtype(a)), self.arrays)
+        return tf.nest.map_structure(array_spec, self.arrays)
 
     def element_spec(self) -> Any:
         """See `DataAdapter`."""
         few = tf.nest.map_structure(lambda a: tf.constant(a[:1]), self.arrays)
-        batch = self._gather_rows(few, tf.constant([0]))
+        batch = _gather_rows(few, tf.constant([0]), self.transform)
         return tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), batch)
 
-    def _gather_rows(self, tensors: Any, indices: tf.Tensor) -> Any:
-        batch = tf.nest.map_structure(lambda t: tf.gather(t, indices), tensors)
-        return self.transform(*batch) if self.transform else as_keras_passes(batch)
-
-    def _slice(self, tensors: Any, step: tf.Tensor, rank: int | tf.Tensor, total: int) -> Any:
-        """The `rank` i64[]-th of `total` slices of the batch of `step` i64[], with its weight if there are several."""
-        epoch, within = step // self.steps, step % self.steps
-        start = within * self.batch_size
-        size = tf.minimum(tf.cast(self.batch_size, tf.int64), self.rows - start)
-        low, high, weight = slice_bounds(size, rank, total)
-        indices = tf.range(start + low, start + high)
-        if self.shuffle:
-            key = tf.cast(tf.stack([tf.cast(self.seed, tf.int64), epoch]), tf.int32)
-            indices = tf.random.experimental.index_shuffle(indices, key, tf.cast(self.rows - 1, tf.int64))
-        rows = self._gather_rows(tensors, indices)
-        return rows if total == 1 else (rows, weight)
+    def by_number(self) -> ArrayBatches | None:
+        """See `DataAdapter`. None with a transform: its random operations would begin anew in each place of a graph."""
+        return ArrayBatches(self.shuffle, None) if self.transform is None else None
 
     def training_batches(
         self, tensors: Any, slices: ReplicaSlices, start: int, worker: Any = 0, workers: int = 1
@@ -144,9 +138,10 @@ class Examples:
 
     def _batches(self, tensors: Any, steps: tf.data.Dataset[Any], slices: ReplicaSlices) -> tf.data.Dataset[Any]:
         """The slices of the batches of these steps."""
+        batches = ArrayBatches(self.shuffle, self.transform)
 
         def make(step: tf.Tensor) -> Any:
-            return slices.map(lambda rank: self._slice(tensors, step, rank, slices.total))
+            return slices.map(lambda rank: batches.slice(tensors, step, rank, slices.total))
 
         return _map_in_order(steps, make)
 
@@ -154,9 +149,10 @@ class Examples:
         """See `DataAdapter`."""
         first = tf.cast(start * total + worker, tf.int64)
         numbers = tf.data.Dataset.range(_ENDLESS // (workers * total)).map(lambda number: first + number * workers)
+        batches = ArrayBatches(self.shuffle, self.transform)
 
         def make(number: tf.Tensor) -> Any:
-            made = self._slice(tensors, number // total, number % total, total)
+            made = batches.slice(tensors, number // total, number % total, total)
             return made if total > 1 else (made, 1.0)
 
         return _map_in_order(numbers, make)
@@ -170,13 +166,52 @@ class Examples:
         return unshuffled._batches(tensors, numbers.shard(shards, shard), slices)
 
 
+@dataclass(frozen=True)
+class ArrayBatches:
+    """How a batch of arrays follows from its number. A `BatchMaker`.
+
+    Attributes:
+      shuffle, transform: as of `Examples`.
+    """
+
+    shuffle: bool
+    transform: Callable[..., Any] | None
+
+    def make(self, tensors: Any, number: tf.Tensor) -> Any:
+        """See `BatchMaker`."""
+        return self.slice(tensors, number, 0, 1)
+
+    def slice(self, tensors: Any, number: tf.Tensor, rank: int | tf.Tensor, total: int) -> Any:
+        """The `rank` i64[]-th of `total` slices of the batch of a step, with its weight if there are several.
+
+        Args:
+          tensors: the arrays, and i64[4]: their rows, the batch size, the batches of a pass, and the seed.
+          number: i64[], of the step.
+        """
+        arrays, order = tensors
+        rows, batch_size, steps, seed = tf.unstack(order, num=4)
+        epoch, start = number // steps, number % steps * batch_size
+        low, high, weight = slice_bounds(tf.minimum(batch_size, rows - start), rank, total)
+        indices = tf.range(start + low, start + high)
+        if self.shuffle:
+            key = tf.cast(tf.stack([seed, epoch]), tf.int32)
+            indices = tf.random.experimental.index_shuffle(indices, key, rows - 1)
+        batch = _gather_rows(arrays, indices, self.transform)
+        return batch if total == 1 else (batch, weight)
+
+
+def _gather_rows(tensors: Any, indices: tf.Tensor, transform: Callable[..., Any] | None) -> Any:
+    batch = tf.nest.map_structure(lambda t: tf.gather(t, indices), tensors)
+    return transform(*batch) if transform else as_keras_passes(batch)
+
+
 def _map_in_order(numbers: tf.data.Dataset[Any], make: Callable[[tf.Tensor], Any]) -> tf.data.Dataset[Any]:
     """`make` of each number, computed by several threads and kept in order."""
     made = numbers.map(make, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-    return without_autotune(made).prefetch(tf.data.AUTOTUNE)
+    return without_rewriting(made).prefetch(tf.data.AUTOTUNE)
 
 
-def _as_x_y_weight(arrays: Any) -> tuple[Any, ...]:
+def as_x_y_weight(arrays: Any) -> tuple[Any, ...]:
     """The arrays as `(x,)`, `(x, y)` or `(x, y, sample_weight)`, with tuples for lists, which tf.data would stack."""
     batch = arrays if isinstance(arrays, tuple) else (arrays,)
     missing = [n for n, part in enumerate(batch) if n and part is None]
@@ -200,13 +235,19 @@ def as_keras_passes(batch: tuple[Any, ...]) -> Any:
 def _as_array(value: Any) -> np.ndarray:
     array = np.asarray(value)
     if not array.ndim:
-        raise ValueError(f"arrays must have rows, found the single value {value!r}")
+        raise UsageError(f"arrays must have rows, found the single value {value!r}")
     return array
+
+
+def _rows_of(part: Any) -> str:
+    """How many rows the arrays of a part have; each number once."""
+    return " and ".join(dict.fromkeys(str(len(array)) for array in tf.nest.flatten(part)))
 
 
 def _as_tuple(batch: Any) -> tuple[Any, ...]:
     return batch if isinstance(batch, tuple) else (batch,)
 
 
-def _dtype(array: np.ndarray) -> tf.DType:
-    return tf.string if array.dtype.kind in "OSU" else tf.as_dtype(array.dtype)
+def array_spec(array: np.ndarray) -> tf.TensorSpec:
+    """Shape and dtype of the tensor of an array."""
+    return tf.TensorSpec(array.shape, tf.string if array.dtype.kind in "OSU" else tf.as_dtype(array.dtype))

@@ -13,7 +13,7 @@ _MAX_BYTES = 4 << 20  # of a group that has more than one batch
 
 
 @dataclass
-class _Group:
+class Group:
     """Batches with the same structure, whose rows have the same shapes.
 
     Attributes:
@@ -43,23 +43,35 @@ class _Group:
         return [tf.concat(column, 0) for column in columns], tf.constant(ends, tf.int64)
 
 
-def grouped(batches: Iterable[Any], max_batches: int) -> Iterator[tuple[int, list[tf.Tensor], tf.Tensor]]:
-    """Yields groups of consecutive batches: how many there are, and what `single_batches` takes.
+class BatchGroups:
+    """Groups of consecutive batches, no batch of which is read before it is asked for.
 
     Args:
       batches: nested structures of tensors, as of a `tf.data.Dataset`; ragged and sparse ones too.
-      max_batches: in a group.
     """
-    group = _Group()
-    for batch in batches:
-        tensors = tf.nest.flatten(batch, expand_composites=True)
-        size = sum(map(nbytes, tensors))
-        if len(group.batches) == max_batches or not group.takes(tensors, size):
-            yield len(group.batches), *group.tensors()
-            group = _Group()
-        group.add(tensors, size)
-    if group.batches:
-        yield len(group.batches), *group.tensors()
+
+    def __init__(self, batches: Iterable[Any]):
+        self._batches = iter(batches)
+        self._next: list[list[tf.Tensor]] = []  # the tensors of a batch that was not like those before it
+
+    def take(self, max_batches: int) -> tuple[int, list[tf.Tensor], tf.Tensor] | None:
+        """The next group: how many batches it has, and what `single_batches` takes. None at the end."""
+        group = Group()
+        while len(group.batches) < max_batches:
+            if not self._next:
+                self._next = [tf.nest.flatten(b, expand_composites=True) for b in itertools.islice(self._batches, 1)]
+            size = sum(map(nbytes, self._next[0])) if self._next else 0
+            if not self._next or not group.takes(self._next[0], size):
+                break
+            group.add(self._next.pop(), size)
+        return (len(group.batches), *group.tensors()) if group.batches else None
+
+
+def grouped(batches: Iterable[Any], max_batches: int) -> Iterator[tuple[int, list[tf.Tensor], tf.Tensor]]:
+    """Yields all groups of up to `max_batches`, as `BatchGroups.take` returns them."""
+    groups = BatchGroups(batches)
+    while (group := groups.take(max_batches)) is not None:
+        yield group
 
 
 def nbytes(tensor: tf.Tensor) -> int:

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 import keras
 import tensorflow as tf
 
+from tf2dist.errors import UsageError
+
 
 @dataclass(frozen=True)
 class ClassWeight:
     """Multiplies sample weights by a weight for each class: `(x, y, w)` to `(x, y, w * weights[class of y])`.
 
     Attributes:
-      weights: of classes 0, 1, ...; a class beyond them has weight 1. The class of `y` is its value, or the index of
+      weights: of classes 0, 1, ...; any other has weight 1. The class of `y` is its value, or the index of
         the largest where it is a row of several (one-hot).
     """
 
@@ -29,21 +31,24 @@ class ClassWeight:
         """
         wrong = [key for key in weights if int(key) != key or key < 0]
         if wrong:
-            raise ValueError(f"class_weight must map classes 0, 1, ... to weights, found {weights!r}")
+            raise UsageError(f"class_weight must map classes 0, 1, ... to weights, found {weights!r}")
         return cls(tuple(float(weights.get(c, 1.0)) for c in range(int(max(weights)) + 1)))
 
     def __call__(self, *batch):
         x, labels, weight = keras.utils.unpack_x_y_sample_weight(batch)
         y = labels
         if not hasattr(y, "shape"):
-            raise ValueError("class_weight is for models with one output, whose labels are one array of classes")
-        if y.shape.rank and y.shape.rank > 1 and y.shape[-1] != 1:
-            classes = tf.argmax(y, axis=-1)
+            raise UsageError("class_weight is for models with one output, whose labels are one array of classes")
+        if not (y.shape.rank and y.shape.rank > 1):
+            classes = _as_classes(y)
+        elif y.shape[-1] is not None:
+            classes = _as_classes(tf.squeeze(y, -1)) if y.shape[-1] == 1 else tf.argmax(y, axis=-1)
         else:
-            y = tf.squeeze(y, -1) if y.shape.rank and y.shape.rank > 1 else y
-            classes = tf.cast(tf.round(y) if y.dtype.is_floating else y, tf.int64)
+            one_hot = tf.shape(y)[-1] > 1
+            classes = tf.cond(one_hot, lambda: tf.argmax(y, axis=-1), lambda: _as_classes(y[..., 0]))
         table = tf.constant([*self.weights, 1.0])
-        of_class = tf.gather(table, tf.clip_by_value(classes, 0, len(self.weights)))
+        known = (classes >= 0) & (classes < len(self.weights))
+        of_class = tf.gather(table, tf.where(known, classes, len(self.weights)))
         if weight is None:
             return x, labels, of_class
         weight, words = tf.cast(weight, of_class.dtype), of_class.shape.rank
@@ -53,3 +58,7 @@ class ClassWeight:
         else:
             weight = tf.reshape(weight, tf.shape(of_class))  # it may be a column
         return x, labels, of_class * weight
+
+
+def _as_classes(y):
+    return tf.cast(tf.round(y) if y.dtype.is_floating else y, tf.int64)

@@ -10,6 +10,14 @@ import tensorflow as tf
 from tf2dist.input.batch_slicing import ReplicaSlices
 
 
+class BatchMaker(Hashable, Protocol):
+    """Makes global batches from their numbers. Equal ones are the same function; none holds the data."""
+
+    def make(self, tensors: Any, number: tf.Tensor) -> Any:
+        """The global batch of step `number` i64[], from what `remote_arrays` returned as tensors. In a graph."""
+        ...
+
+
 class DataAdapter(Protocol):
     """User data as a stream of global batches; a *global batch* holds the examples of one update.
 
@@ -17,7 +25,7 @@ class DataAdapter(Protocol):
     global batch that it holds, so that a last batch that does not divide evenly still counts every example once and
     equally.
 
-    An adapter has two parts. `remote_tensors` is what has to travel to a remote worker, once (`local_tensors` is what
+    An adapter has two parts. `remote_arrays` is what has to travel to a remote worker, once (`local_tensors` is what
     this process needs instead). The other methods are pure TensorFlow: they rebuild the stream from those tensors,
     in whichever process it is read.
     """
@@ -37,16 +45,17 @@ class DataAdapter(Protocol):
         """Is an element of the stream one replica's batch, instead of a tuple of all slices of a global batch?"""
         ...
 
+    @property
+    def needs_this_process(self) -> bool:
+        """Can no other process read it? Then the coordinator reads it for its workers, whole batches."""
+        ...
+
     def element_spec(self) -> Any:
         """Shapes and dtypes of a batch, as the model sees it."""
         ...
 
-    def remote_tensors(self) -> Any:
-        """What has to travel to a remote worker: a nested structure of tensors on this process's CPU.
-
-        Raises:
-          ValueError: the data cannot be read by another process.
-        """
+    def remote_arrays(self) -> Any:
+        """What has to travel to a remote worker: a nested structure of NumPy arrays, those of a user not copied."""
         ...
 
     def local_tensors(self) -> Any:
@@ -67,7 +76,7 @@ class DataAdapter(Protocol):
         """Endless global batches from step `start` on.
 
         Args:
-          tensors: as `remote_tensors` or `local_tensors` returned them.
+          tensors: as `local_tensors` returned them, or tensors of what `remote_arrays` returned.
           slices: which replicas' slices an element holds.
           worker, workers: of several asynchronous workers, this one takes every `workers`-th batch; i64[] or int.
 
@@ -84,9 +93,57 @@ class DataAdapter(Protocol):
         """
         ...
 
+    def by_number(self) -> BatchMaker | None:
+        """Makes any batch of `training_batches` from its number; None where a pipeline has to be read in order."""
+        ...
+
     def map(self, function: Callable) -> Self:
         """The same data, with `function` applied to each batch."""
         ...
+
+    def begin_epoch(self) -> None:
+        """Called before an epoch, an evaluation or a prediction reads its batches."""
+        ...
+
+    def end_epoch(self) -> None:
+        """Called when it has read them; and once before all of them, as Keras does."""
+        ...
+
+    def allow(self, batches: int) -> None:
+        """Lets so many more batches be read than were until now, of data that Python reads."""
+        ...
+
+    def raise_failure(self) -> None:
+        """Raises what was wrong with the data, where TensorFlow has raised that reading them has failed."""
+        ...
+
+    def close(self) -> None:
+        """Ends what reads the stream or the pass that was opened last."""
+        ...
+
+
+class ReadByTensorFlow:
+    """What a `DataAdapter` of data that TensorFlow alone reads has to do about epochs and failures: nothing."""
+
+    @property
+    def needs_this_process(self) -> bool:
+        """See `DataAdapter`."""
+        return False
+
+    def begin_epoch(self) -> None:
+        """See `DataAdapter`."""
+
+    def end_epoch(self) -> None:
+        """See `DataAdapter`."""
+
+    def allow(self, batches: int) -> None:
+        """See `DataAdapter`."""
+
+    def raise_failure(self) -> None:
+        """See `DataAdapter`."""
+
+    def close(self) -> None:
+        """See `DataAdapter`."""
 
 
 class FiniteDataAdapter(DataAdapter, Protocol):

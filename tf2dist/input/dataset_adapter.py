@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import secrets
 from collections.abc import Callable
 
@@ -10,11 +11,14 @@ import numpy as np
 import tensorflow as tf
 
 from tf2dist.input.batch_slicing import ReplicaSlices, slice_bounds
+from tf2dist.input.data_adapter import ReadByTensorFlow
 from tf2dist.input.dataset_graph import DatasetGraph
 from tf2dist.input.without_autotune import without_autotune
 
+_log = logging.getLogger("tf2dist")
 
-class DatasetAdapter:
+
+class DatasetAdapter(ReadByTensorFlow):
     """A `tf.data.Dataset` of global batches. A `DataAdapter`.
 
     The dataset decides its order. Where several processes read it together, each reads all of it: a peer of a
@@ -66,24 +70,27 @@ class DatasetAdapter:
         """See `FiniteDataAdapter`."""
         return "dataset", str(self.dataset.element_spec)
 
-    def remote_tensors(self):
-        """The dataset's serialized graph, string[]; the worker that reads it rebuilds the dataset.
+    def remote_arrays(self):
+        """The dataset's serialized graph, a single string; the worker that reads it rebuilds the dataset.
 
         Variables that the dataset reads are copies on each worker, with the values that they have now.
-
-        Raises:
-          ValueError: the dataset calls Python functions, or cannot be serialized.
         """
+        return np.array(DatasetGraph(self.dataset).seeded(secrets.randbits(31)).numpy(), object)
+
+    @property
+    def needs_this_process(self) -> bool:
+        """See `DataAdapter`. So it is if the dataset calls Python, or cannot be serialized."""
+        return self._stays_here
+
+    @functools.cached_property
+    def _stays_here(self) -> bool:
         try:
-            graph = DatasetGraph(self.dataset)
+            return DatasetGraph(self.dataset).calls_python
+        except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError):
+            raise  # a variable that the dataset reads was lost with its server
         except tf.errors.OpError as error:
-            raise ValueError(f"the dataset cannot be read by another process: {error.message}") from error
-        if graph.calls_python:
-            raise ValueError(
-                "the dataset calls Python (from_generator, numpy_function or py_function), which cannot run on a "
-                "remote worker; use TensorFlow operations, arrays or files"
-            )
-        return graph.seeded(secrets.randbits(31))
+            _log.info("the coordinator reads the dataset for its workers, which cannot: %s", error.message)
+            return True
 
     def shared_tensors(self, choose_seed: Callable[[], int]):
         """See `DataAdapter`. Nothing where all that is random has a seed: then each process reads the dataset."""
@@ -115,13 +122,16 @@ class DatasetAdapter:
         options.deterministic = True  # or those who read it together would see different orders
         return tf.data.experimental.from_variant(variant, self.dataset.element_spec).with_options(options)
 
+    def by_number(self) -> None:
+        """None: the dataset decides its order."""
+
     def training_batches(
         self, tensors, slices: ReplicaSlices, start: int, worker=0, workers: int = 1
     ) -> tf.data.Dataset:
         """See `DataAdapter`. The batches before `start` are read and dropped."""
         dataset = self._endless(tensors, start)
         dataset = dataset.shard(workers, worker) if workers > 1 else dataset
-        return _cut_batches(dataset, slices).prefetch(tf.data.AUTOTUNE)
+        return cut_batches(dataset, slices).prefetch(tf.data.AUTOTUNE)
 
     def _endless(self, tensors, start: int) -> tf.data.Dataset:
         dataset = self._open(tensors)
@@ -133,7 +143,7 @@ class DatasetAdapter:
         dataset = self._endless(tensors, start)
 
         def cuts(batch):
-            return tf.data.Dataset.range(total).map(lambda rank: _slice(batch, rank, total))
+            return tf.data.Dataset.range(total).map(lambda rank: slice_of(batch, rank, total))
 
         return dataset.flat_map(of_element(dataset, cuts)).shard(workers, worker).prefetch(tf.data.AUTOTUNE)
 
@@ -142,20 +152,32 @@ class DatasetAdapter:
         if steps is None:
             steps = self.steps or 0
         dataset = self._open(tensors).take(steps)
-        return _cut_batches(dataset.shard(shards, shard), slices)
+        return cut_batches(dataset.shard(shards, shard), slices)
 
 
-def _slice(batch, rank, total: int):
+def slice_of(batch, rank, total: int):
+    """The `rank`-th of `total` slices of a batch, and its weight f32[]."""
     low, high, weight = slice_bounds(tf.shape(tf.nest.flatten(batch)[0], tf.int64)[0], rank, total)
-    return tf.nest.map_structure(lambda t: t[low:high], batch), weight
+    return tf.nest.map_structure(lambda t: _rows(t, low, high), batch), weight
 
 
-def _cut_batches(dataset: tf.data.Dataset, slices: ReplicaSlices) -> tf.data.Dataset:
+def _rows(tensor, low, high):
+    if not isinstance(tensor, tf.SparseTensor):
+        return tensor[low:high]
+    shape = tensor.dense_shape
+    start = tf.concat([low[tf.newaxis], tf.zeros_like(shape[1:])], 0)
+    rows = tf.sparse.slice(tensor, start, tf.concat([(high - low)[tf.newaxis], shape[1:]], 0))
+    rank = len(tensor.shape)
+    return tf.SparseTensor(rows.indices, rows.values, tf.ensure_shape(rows.dense_shape, [rank]))
+
+
+def cut_batches(dataset: tf.data.Dataset, slices: ReplicaSlices, *, parallel: bool = True) -> tf.data.Dataset:
+    """Elements of a stream for these slices, from global batches; `parallel`: reading ahead of what is asked for."""
     if slices.single:
         return dataset
     return dataset.map(
-        of_element(dataset, lambda batch: slices.map(lambda rank: _slice(batch, rank, slices.total))),
-        num_parallel_calls=tf.data.AUTOTUNE,
+        of_element(dataset, lambda batch: slices.map(lambda rank: slice_of(batch, rank, slices.total))),
+        num_parallel_calls=tf.data.AUTOTUNE if parallel else None,
     )
 
 

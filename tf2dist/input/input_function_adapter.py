@@ -7,12 +7,14 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from tf2dist.errors import UsageError
 from tf2dist.input.batch_slicing import ReplicaSlices
+from tf2dist.input.data_adapter import ReadByTensorFlow
 from tf2dist.input.dataset_adapter import of_element
 from tf2dist.input.without_autotune import without_autotune
 
 
-class InputFunctionAdapter:
+class InputFunctionAdapter(ReadByTensorFlow):
     """What `function(tf.distribute.InputContext)` returns: a Dataset of one replica's batches. A `DataAdapter`.
 
     The function is called once in each process that trains, or on each worker, and shards its data itself:
@@ -36,11 +38,11 @@ class InputFunctionAdapter:
         """See `DataAdapter`."""
         return InputFunctionAdapter(self._function, (*self._maps, function))
 
-    def remote_tensors(self):
+    def remote_arrays(self):
         """Nothing has to travel: the function is called where its batches are used."""
         return ()
 
-    local_tensors = remote_tensors
+    local_tensors = remote_arrays
 
     def shared_tensors(self, choose_seed: Callable[[], int]):
         """Nothing: each process reads a part of its own."""
@@ -58,17 +60,20 @@ class InputFunctionAdapter:
         context = tf.distribute.InputContext(pipelines, pipeline, replicas)
         dataset = self._function(context)
         if not isinstance(dataset, tf.data.Dataset):
-            raise ValueError(f"the data function must return a tf.data.Dataset, found {type(dataset).__name__}")
+            raise UsageError(f"the data function must return a tf.data.Dataset, found {type(dataset).__name__}")
         for function in self._maps:
             dataset = dataset.map(function, num_parallel_calls=tf.data.AUTOTUNE)
         return without_autotune(dataset)
+
+    def by_number(self) -> None:
+        """None: each worker reads what the function has made there."""
 
     def training_batches(
         self, tensors, slices: ReplicaSlices, start: int, worker=0, workers: int = 1
     ) -> tf.data.Dataset:
         """See `DataAdapter`."""
-        pipelines = workers if slices.single else slices.total // slices.count
-        pipeline = worker if slices.single else slices.first // slices.count
+        each = slices.total // slices.count  # pipelines of what runs in lockstep: of one worker, or of all peers
+        pipelines, pipeline = workers * each, worker * each + slices.first // slices.count
         dataset = self._call(pipeline, pipelines, slices.total).repeat()
         dataset = dataset.skip(start * slices.count // workers) if start else dataset
         if slices.single:

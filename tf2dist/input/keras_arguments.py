@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf2dist.errors import UsageError
 from tf2dist.input.make_adapter import is_arrays, takes_batch_size
 
 
@@ -17,12 +18,14 @@ def as_data(x: Any, y: Any = None, sample_weight: Any = None) -> Any:
       ValueError: there is no `x`, or it is no array and has labels and weights of its own.
     """
     if x is None:
-        raise ValueError("x is None: give arrays, a tf.data.Dataset, tf2dist.Examples or a function that returns one")
+        raise UsageError(
+            "x is None: give arrays, a tf.data.Dataset, tf2dist.Examples, a PyDataset, a generator or a function"
+        )
     if y is None and sample_weight is None:
         return x
     if not takes_batch_size(x):
         given = "y" if y is not None else "sample_weight"
-        raise ValueError(
+        raise UsageError(
             f"{given} is for arrays, found x of type {type(x).__name__}, whose batches hold x, y and weights"
         )
     return (x, y) if sample_weight is None else (x, y, sample_weight)
@@ -39,14 +42,14 @@ def split_rows(data: Any, fraction: float) -> tuple[Any, Any]:
       ValueError: these are no arrays, or one of the two would be empty.
     """
     if not is_arrays(data):
-        raise ValueError(
+        raise UsageError(
             f"validation_split is for arrays, found {type(data).__name__}: give validation_data, a Dataset's by take "
             "and skip"
         )
     rows = len(next(a for a in tf.nest.flatten(data) if a is not None))
     at = math.floor(rows * (1.0 - fraction))
     if not 0 < at < rows:
-        raise ValueError(f"validation_split={fraction} cuts {rows} examples into {at} to train on and {rows - at}")
+        raise UsageError(f"validation_split={fraction} cuts {rows} examples into {at} to train on and {rows - at}")
     first = tf.nest.map_structure(lambda a: _rows(a, slice(at)), data)
     last = tf.nest.map_structure(lambda a: _rows(a, slice(at, None)), data)
     return first, (last,) if isinstance(last, list) else last  # a list by itself is several inputs

@@ -10,13 +10,16 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf2dist.errors import UsageError
 from tf2dist.input.array_adapter import DEFAULT_BATCH_SIZE, Examples
 from tf2dist.input.class_weight import ClassWeight
 from tf2dist.input.data_adapter import FiniteDataAdapter
 from tf2dist.input.dataset_adapter import DatasetAdapter
 from tf2dist.input.input_function_adapter import InputFunctionAdapter
+from tf2dist.input.python_adapter import PythonAdapter
+from tf2dist.input.python_source import PythonSource, is_python_source
 
-_ADAPTERS = (Examples, DatasetAdapter, InputFunctionAdapter)
+_ADAPTERS = (Examples, DatasetAdapter, InputFunctionAdapter, PythonAdapter)
 
 
 def make_data_adapter(
@@ -27,13 +30,15 @@ def make_data_adapter(
     seed: int = 0,
     steps: int | None = None,
     class_weight: Mapping[int, float] | None = None,
-) -> Examples | DatasetAdapter | InputFunctionAdapter:
+) -> Examples | DatasetAdapter | InputFunctionAdapter | PythonAdapter:
     """Adapts anything that `fit` takes as training data.
 
     Args:
-      data: arrays, a Dataset of global batches, a function of an InputContext, or an adapter.
-      batch_size, shuffle, seed: for arrays.
-      steps: batches of a Dataset to use in each pass; of arrays without a batch size, the batches that a pass is cut
+      data: arrays, a Dataset of global batches, a `PyDataset` or whatever else Python gets such from, a function of an
+        InputContext, or an adapter.
+      batch_size: for arrays.
+      shuffle, seed: for arrays, and for the order of the batches of a `PyDataset`.
+      steps: batches to use in each pass; of arrays without a batch size, the batches that a pass is cut
         into, as in Keras (without either a batch holds 32 examples).
       class_weight: weight of each class's examples.
 
@@ -44,25 +49,34 @@ def make_data_adapter(
         adapter = data
     elif is_arrays(data):
         adapter = _adapt_arrays(data, batch_size, shuffle, seed, steps)
-    elif batch_size is not None and (isinstance(data, tf.data.Dataset) or callable(data)):
-        raise ValueError("batch_size is for arrays; a Dataset is batched already, by the global batch")
+    elif batch_size is not None and not takes_batch_size(data):
+        raise UsageError(f"batch_size is for arrays; a {_kind_of(data)} is batched already, by the global batch")
     elif isinstance(data, tf.data.Dataset):
         adapter = DatasetAdapter(data, steps)
+    elif is_python_source(data):
+        adapter = PythonAdapter(PythonSource(data, seed), steps, shuffle=bool(shuffle))
     elif callable(data):
         adapter = InputFunctionAdapter(data)
     else:
-        raise ValueError(
-            "data must be a tf.data.Dataset, a tuple of arrays (x, y), tf2dist.Examples or a function of a "
-            f"tf.distribute.InputContext that returns a Dataset, found {type(data).__name__}; a generator becomes a "
-            "Dataset by tf.data.Dataset.from_generator"
+        raise UsageError(
+            "data must be a tf.data.Dataset, a tuple of arrays (x, y), tf2dist.Examples, a PyDataset, a generator or "
+            "another iterable of batches, or a function of a tf.distribute.InputContext that returns a Dataset, found "
+            f"{_kind_of(data)}"
         )
     return adapter.map(ClassWeight.of(class_weight)) if class_weight else adapter
+
+
+def _kind_of(data: Any) -> str:
+    """The type of what is no data, with what is in a tuple or list of such."""
+    if isinstance(data, (tuple, list)):
+        return f"{type(data).__name__} of {', '.join(_kind_of(each) for each in data[:4]) or 'nothing'}"
+    return type(data).__name__
 
 
 def _adapt_arrays(data: Any, batch_size: int | None, shuffle: bool, seed: int, steps: int | None) -> Examples:
     """Arrays as Keras takes them: numbers of another float type become Keras's, and `steps` may say the batch size."""
     if isinstance(data, tuple) and not 1 <= len(data) <= 3:
-        raise ValueError(f"arrays come as (x,), (x, y) or (x, y, sample_weight), found {len(data)} of them")
+        raise UsageError(f"arrays come as (x,), (x, y) or (x, y, sample_weight), found {len(data)} of them")
     arrays = tf.nest.map_structure(_as_keras_takes, data)
     if batch_size is None:
         rows = len(next(a for a in tf.nest.flatten(arrays) if a is not None))
@@ -92,20 +106,20 @@ def make_finite_adapter(data: Any, *, batch_size: int | None = None, steps: int 
     if batch_size is None and _is_function(data):
         data = data(tf.distribute.InputContext())
         if not isinstance(data, tf.data.Dataset):
-            raise ValueError(f"the data function must return a tf.data.Dataset, found {type(data).__name__}")
+            raise UsageError(f"the data function must return a tf.data.Dataset, found {type(data).__name__}")
     adapter = make_data_adapter(data, batch_size=batch_size, steps=steps)
     if isinstance(adapter, InputFunctionAdapter):
-        raise ValueError("a data function must be given as it is, and return a tf.data.Dataset")
+        raise UsageError("a data function must be given as it is, and return a tf.data.Dataset")
     return adapter.first(steps) if steps and isinstance(adapter, Examples) else adapter
 
 
 def takes_batch_size(data: Any) -> bool:
     """Are these arrays, which are not batched yet?"""
-    return not isinstance(data, (tf.data.Dataset, *_ADAPTERS)) and not callable(data)
+    return not (isinstance(data, (tf.data.Dataset, *_ADAPTERS)) or is_python_source(data) or callable(data))
 
 
 def _is_function(data: Any) -> bool:
-    return callable(data) and not isinstance(data, (tf.data.Dataset, *_ADAPTERS))
+    return callable(data) and not (isinstance(data, (tf.data.Dataset, *_ADAPTERS)) or is_python_source(data))
 
 
 def is_arrays(data: Any) -> bool:

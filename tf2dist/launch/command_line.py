@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -11,7 +10,7 @@ from tf2dist.errors import UsageError
 from tf2dist.launch import backend
 from tf2dist.launch.backend import Backend
 from tf2dist.system import linux
-from tf2dist.system.commands import Parser
+from tf2dist.system.commands import Parser, as_called
 
 
 class _LaunchParser(Parser):
@@ -57,18 +56,13 @@ def run() -> int:
         return 130
 
 
-def _command() -> str:
-    """This command as the user has called it."""
-    return "tf2dist launch" if os.path.basename(sys.argv[0]) == "tf2dist" else "python -m launch"
-
-
 def _usage(name: str = "NAME") -> str:
-    return f"{_command()} {name} [options] -- MODULE_OR_SCRIPT [args]"
+    return f"{as_called('launch', 'launch')} {name} [options] -- MODULE_OR_SCRIPT [args]"
 
 
 def _parser(name: str, chosen: Backend) -> Parser:
     parser = _LaunchParser(
-        prog=f"{_command()} {name}",
+        prog=f"{as_called('launch', 'launch')} {name}",
         usage=_usage(name),
         description=chosen.summary,
         allow_abbrev=False,

@@ -1,6 +1,8 @@
 """The fork server: imports the slow modules once, forks a child for each process of the job, and reaps them.
 
-It must stay a process of one thread that has touched no device: TensorFlow does not survive a fork after that.
+It must stay a process of one thread that has touched no device: neither TensorFlow nor CUDA survives a fork after that.
+TensorFlow's import registers kernels and opens no driver; that comes with the first listing of devices, in a child that
+has its own CUDA_VISIBLE_DEVICES by then. What else is imported may open it, and then nothing is forked.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import warnings
 from typing import Any
 
 from tf2dist.launch import network_namespace, user_program
-from tf2dist.system import linux
+from tf2dist.system import collector, gpus, linux
 
 LAST_GRACE = 2.0  # seconds from SIGTERM to SIGKILL when the launcher is gone
 _TICK = 1.0  # seconds between two looks for orphans that have ended
@@ -163,8 +165,11 @@ def main() -> None:
     sys.path[:] = [path for path in sys.path[1:] if path]
     if root not in sys.path:
         sys.path.append(root)
-    for module in filter(None, modules.split(",")):
-        importlib.import_module(module)
+    with collector.paused():
+        for module in filter(None, modules.split(",")):
+            importlib.import_module(module)
+    if gpus.driver_is_open():
+        sys.exit(f"one of {modules} uses CUDA when it is imported, which no fork survives; leave it to the program")
     linux.flush()  # or every child would print what imports have printed
     gc.freeze()  # the collector would write to, and so copy, the pages that children share
 

@@ -190,8 +190,19 @@ class ProcessGroup:
         if self._restarted.issuperset(left):
             self._stop(0, "")  # they may have come back too late to be told that the job is done
         elif not self._processes[last].serves:
-            late = f"did not end within {self._settings.drain:g} s after the processes that they serve"
-            self.set_deadline(time.monotonic() + self._settings.drain, late)
+            self._at(time.monotonic() + self._settings.drain, self._end_late)
+
+    def _end_late(self) -> None:
+        """Ends those that serve; the job has failed unless it could have gone on without them."""
+        if self._status is not None:
+            return  # the group is being ended, within a time of its own
+        late = f"{self._unfinished()} did not end within {self._settings.drain:g} s after the processes that they serve"
+        left = [key for key in range(len(self._processes)) if key not in self._statuses]
+        if any(self._coordinator_of(key) is None for key in left):
+            self._stop(1, late)
+        else:
+            self._say(late)
+            self._stop(0, "")
 
     def _restart(self, key: int, status: int) -> bool:
         """Starts a worker that has failed again in its place, if its coordinator still runs and the budget allows it.

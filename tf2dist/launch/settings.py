@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tf2dist.errors import UsageError
+from tf2dist.system.local_paths import check_local
 
 
 @dataclass(frozen=True)
@@ -46,5 +47,6 @@ class Settings:
                 raise UsageError(f"{name} is {seconds:g} s; it must be a number of seconds from 0 on")
         if self.max_restarts is not None and self.max_restarts < 0:
             raise UsageError(f"max_restarts is {self.max_restarts}; it must be 0 or more")
+        check_local(f"--logs={self.logs}", self.logs or "")
         if self.tee and not self.logs:
             raise UsageError("--tee shows what goes into files as well, and there are none; add --logs=DIR")

@@ -172,12 +172,14 @@ class ShardedEmbedding(keras.layers.Layer):
         return rows, tf.reduce_sum(mine * (first + tf.cumsum(mine, 0) - 1), 1)
 
     def _assert_in_range(self, ids):
-        low, high = tf.reduce_min(ids), tf.reduce_max(ids)
+        # ~i falls where i rises. GPUs have a kernel for the largest of 64-bit integers, and none for the least.
+        low, high = tf.bitwise.invert(tf.reduce_max(tf.bitwise.invert(ids))), tf.reduce_max(ids)
         inside = tf.logical_or(tf.equal(tf.size(ids), 0), tf.logical_and(low >= 0, high < self.input_dim))
         # 32-bit integers: an Assert on 64-bit ones becomes a conditional, which costs more.
         found = [tf.saturate_cast(low, tf.int32), tf.saturate_cast(high, tf.int32)]
         said = f"{self.name}: ids must be from 0 to {self.input_dim - 1}, found some from", found[0], "to", found[1]
-        return tf.debugging.Assert(inside, said)
+        with tf.device("/cpu:0"):  # of this host: strings are on no GPU
+            return tf.debugging.Assert(inside, said)
 
     def compute_mask(self, inputs, mask=None):
         return keras.ops.not_equal(inputs, 0) if self.mask_zero else None

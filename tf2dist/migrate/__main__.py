@@ -14,14 +14,14 @@ from collections.abc import Iterator, Sequence
 
 from tf2dist.migrate import python_tokens
 from tf2dist.migrate.uses import uses
-from tf2dist.system.commands import Parser
+from tf2dist.system.commands import Parser, as_called
 
 _CODING = re.compile(rb"^[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)")
 
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
-    parser = Parser(prog="python -m tf2dist.migrate", allow_abbrev=False)
+    parser = Parser(prog=as_called("migrate", "tf2dist.migrate"), allow_abbrev=False)
     parser.add_argument("files", metavar="FILE", nargs="+", help="a program, or a directory of them")
     options = parser.parse_args(arguments)
     status, rows, count, files = 0, {}, 0, 0

@@ -4,35 +4,36 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tf2dist.compat.optimizers import update_counters
+from tf2dist.errors import UsageError
 from tf2dist.execution.compiled_step import CompiledStep
 from tf2dist.execution.dispatcher import ExecutionResult
 from tf2dist.execution.predict_step import PredictStep
 from tf2dist.execution.train_step import TrainStep
 from tf2dist.input.batch_slicing import one_slice_an_element
-from tf2dist.input.data_adapter import DataAdapter, FiniteDataAdapter
-from tf2dist.parameter_server import wide_sums
+from tf2dist.input.data_adapter import BatchMaker, DataAdapter, FiniteDataAdapter
+from tf2dist.parameter_server.batch_numbers import BatchNumbers
 from tf2dist.parameter_server.execution_timeout import ExecutionTimeout
 from tf2dist.parameter_server.fencing_tokens import FencingTokens, Token
-from tf2dist.parameter_server.local_sgd import LocalSgd
 from tf2dist.parameter_server.options import ParameterServer
+from tf2dist.parameter_server.sent_batches import SentBatches
 from tf2dist.parameter_server.sharded_pass import ShardedPass
 from tf2dist.parameter_server.update_counter import UpdateCounter
-from tf2dist.parameter_server.variable_mutex import one_worker_at_a_time
+from tf2dist.parameter_server.worker_executions import WorkerExecutions
 from tf2dist.parameter_server.worker_pool import WorkerPool, this_worker
-from tf2dist.parameter_server.worker_step import WorkerStep
+from tf2dist.runtime import devices
 
 _log = logging.getLogger("tf2dist")
 _LOOK_SECONDS = 0.5  # between two looks whether a worker is idle
 _EXECUTIONS_PER_WORKER = 2  # one that runs, and one more so that the worker does not wait for Python
-_UNROLLED = 4  # small steps in one turn of a loop: messages between servers and worker about a turn take as long
-_SMALL_STEP = 500  # operations
 
 
 class AsynchronousDispatcher:
@@ -40,7 +41,8 @@ class AsynchronousDispatcher:
 
     TensorFlow runs an execution again when its worker dies, so some of its steps would be applied twice. Each
     execution therefore takes a fencing token first. Steps that were lost with a worker are missing from the servers'
-    count of what was applied; the loop schedules them again, with new tokens, when nothing else is under way.
+    count of what was applied; the loop schedules them again, with new tokens, when nothing else is under way. Of arrays
+    the token says which batches are used, and those of steps that were lost are the first to be used then.
 
     A worker that is slow, or stopped, does not hold up the others: when one of them has nothing left to do, and the
     executions that are left take much longer than others, their tokens are revoked, and the loop schedules again what
@@ -53,7 +55,7 @@ class AsynchronousDispatcher:
         self._options = options
         self._slices = self._pool.slices
         if options.local_steps > 1 and not self._slices.single:
-            raise ValueError(
+            raise UsageError(
                 f"local_steps={options.local_steps} needs workers with one device each, and these have "
                 f"{self._slices.total}; start a worker for each device"
             )
@@ -63,6 +65,8 @@ class AsynchronousDispatcher:
         self._tokens = FencingTokens(strategy, self.max_in_flight, beside=self._updates.variable)
         self._passes = ShardedPass(self._pool)
         self._scheduled: list[tuple[Token, Any]] = []  # with the remote value of each execution
+        self._numbers, self._by_number = BatchNumbers(0), False  # of batches; is it known which were used?
+        self._sent: SentBatches | None = None  # if the coordinator reads them
         self._lost_steps = False  # since nothing was under way
         self._abandoned = 0  # executions that are not waited for, and whose result the loop has not got yet
         self._timeout = ExecutionTimeout()
@@ -72,88 +76,76 @@ class AsynchronousDispatcher:
         """See `Dispatcher`."""
         return self._updates.value
 
-    def compile(self, step: TrainStep):
-        """`f(iterator, token i64[3]) -> [*sums, f64[3]]`: the steps, the seconds, and the token's count."""
+    def compile(self, step: TrainStep) -> WorkerExecutions:
+        """See `Dispatcher`."""
         assert isinstance(step, CompiledStep)  # model_validation refuses models with steps of their own
         self._updates.follow(update_counters(step.model.optimizer))
         self._timeout = ExecutionTimeout()
-        local_steps = self._options.local_steps
-        take_steps = self._take_local_steps(step) if local_steps > 1 else self._take_one_step(step)
+        return WorkerExecutions(self._pool, self._tokens, self._updates, step, self._options.local_steps)
 
-        @tf.function
-        def execution(iterator, token):
-            # The loop exchanges with the servers only what it must: each tensor that goes there or comes from there,
-            # and each condition that something there depends on, is a message in each turn.
-            steps, count, held = self._tokens.take(token)
-            n, began = tf.cast(steps, tf.int32), tf.timestamp()
+    def open_stream(self, data: DataAdapter, start: int) -> _Stream:
+        """See `Dispatcher`.
 
-            @tf.function(input_signature=[tf.TensorSpec([], tf.int32)])  # traced once, used several times
-            def turn(now):
-                return take_steps(iterator, now, lambda: self._tokens.is_valid(held))
-
-            sums, done, unrolled = wide_sums.zeros(step), 0, _unroll_factor(turn) if local_steps == 1 else 1
-            if unrolled > 1:
-                while done + unrolled <= n:
-                    for _ in range(unrolled):
-                        sums, done = wide_sums.add(sums, turn(1)), done + 1
-            while done < n:
-                now = tf.minimum(n - done, local_steps)
-                sums, done = wide_sums.add(sums, turn(now)), done + now
-            with tf.control_dependencies(sums):
-                seconds = tf.timestamp() - began
-            return [*sums, tf.stack([tf.cast(done, tf.float64), seconds, tf.cast(count, tf.float64)])]
-
-        return execution
-
-    def _take_one_step(self, step: CompiledStep) -> Callable:
-        """A function that makes one update on the servers' variables; returns its metric sums."""
-        strategy, together = self._pool.strategy, not self._slices.single  # several replicas of a worker
-        own = WorkerStep(step, self._updates)
-
-        def take(iterator, n, is_valid):
-            update = (lambda element: step.update(*element)) if together else (lambda e: own.update(e, is_valid))
-            with one_worker_at_a_time(step.model.optimizer):
-                results = strategy.run(update, args=(next(iterator),))
-            if not together:
-                return [strategy.experimental_local_results(r)[0] for r in results]
-            sums = [tf.add_n(strategy.experimental_local_results(r)) for r in results]
-            with tf.control_dependencies(sums):
-                self._updates.add(1)
-            return sums
-
-        return take
-
-    def _take_local_steps(self, step: CompiledStep) -> Callable:
-        """As `_take_one_step`, up to `local_steps` updates on a copy of the weights."""
-        local = LocalSgd(step, self._updates)
-        return lambda iterator, n, is_valid: local.run_round(
-            lambda: self._pool.first_replica(next(iterator)), n, is_valid
-        )
-
-    def open_stream(self, data: DataAdapter, start: int):
-        """See `Dispatcher`. Of n workers, worker w reads the batches start + w, start + w + n, ..."""
+        A worker makes batches of arrays by the numbers it was given. Of a Dataset worker w of n reads every n-th batch,
+        or the coordinator reads them all, and sends each execution the next ones.
+        """
         self.cancel()
         self._updates.reset(start)
-        tensors = data.remote_tensors()
+        self._tokens.forget()
+        self._numbers = BatchNumbers(start)
+        self._sent = None
+        maker = data.by_number() if self._slices.single and not devices.on_accelerators(self._pool.strategy) else None
+        self._by_number = self._slices.single and (maker is not None or data.needs_this_process)
+        if maker is not None:
+            return _Stream(self._pool.send(data.remote_arrays()), maker)
 
-        def dataset():
+        def dataset(tensors):
             batches = data.training_batches(tensors, self._slices, start, this_worker(), self._pool.count)
             return batches if data.element_per_replica else one_slice_an_element(batches, self._slices)
 
-        return self._pool.open_iterators(dataset)
+        if data.needs_this_process:
+            batches = data.training_batches(data.local_tensors(), self._slices, start)
+            self._sent = SentBatches(batches, start)
+            return _Stream(self._sent, None)
+        return _Stream(self._pool.open_iterators(dataset, data.remote_arrays()), None)
 
-    def schedule(self, execution, stream, steps: int) -> None:
+    def schedule(self, execution: WorkerExecutions, stream: _Stream, steps: int, seconds: float = math.inf) -> int:
         """See `Dispatcher`."""
+        if self.workers == 1:
+            seconds = math.inf  # no other worker could make the steps
         if not self._scheduled:
             self._updates.snapshot()
-        token = self._tokens.issue(steps)
+        numbers = self._numbers.hand_out(steps)
+        if isinstance(stream.source, SentBatches):
+            function, found = execution.of_groups(stream.source.element_spec), 0
+            try:
+                found, *arguments = stream.source.take(numbers)
+            finally:
+                self._numbers.take_back([numbers[found:]])
+            numbers = numbers[:found]
+            seconds = seconds if self._by_number else math.inf
+        else:
+            function, arguments = execution.of(stream.maker), [stream.source]
+        token = self._tokens.issue(numbers.start, len(numbers))
         try:
-            remote = self._pool.schedule(execution, (stream, token.tensor()))
+            limit = tf.constant(seconds, tf.float64)
+            remote = self._pool.schedule(function, (*arguments, token.tensor(), limit))
         except BaseException:  # as an interrupt, when it was scheduled and this process does not know of it
             with contextlib.suppress(tf.errors.OpError):
                 self._tokens.revoke([token])
             raise
         self._scheduled.append((token, remote))
+        return len(numbers)
+
+    @property
+    def has_gaps(self) -> bool:
+        """See `Dispatcher`."""
+        return self._numbers.has_gaps
+
+    @property
+    def unused_batches(self) -> int:
+        """See `Dispatcher`."""
+        return self._sent.kept if self._sent is not None else 0
 
     def next_result(self) -> ExecutionResult:
         """See `Dispatcher`."""
@@ -167,22 +159,36 @@ class AsynchronousDispatcher:
         if self._lost_steps and not (self._scheduled or self._abandoned):
             self._updates.settle()
             self._updates.correct_others()
+            unused = self._tokens.settle()
+            if self._by_number:
+                self._numbers.take_back(unused)
+            elif self._sent is None:  # a worker's iterator goes on, whatever became of what it has yielded
+                self._numbers = BatchNumbers(self.global_step)
+            if self._sent is not None:
+                self._sent.forget_all_but(self._numbers.is_unused)
             self._lost_steps = False
         return result
 
     def _fetch(self, token: Token, remote) -> ExecutionResult:
         fetched = self._pool.fetch(remote)
         if fetched is None:
-            result = ExecutionResult(token.steps, None, 0.0)
-        else:
-            *sums, (done, seconds, count) = fetched
-            result = ExecutionResult(int(done), sums, float(seconds))
-        if result.sums is None or result.steps < token.steps:
-            self._lost_steps = True
-            self._tokens.revoke([token])  # whoever was taken for dead may be at it
-        else:
-            self._tokens.give_back(token, int(count))
-            self._timeout.observe(result.steps, result.seconds)
+            return self._lost(token, ExecutionResult(token.steps, None, 0.0))
+        *sums, (granted, done, seconds, count) = fetched
+        result = ExecutionResult(int(done), sums, float(seconds), given_back=token.steps - int(done))
+        if not granted:
+            return self._lost(token, ExecutionResult(0, None, 0.0))
+        self._tokens.give_back(token, int(count), result.steps)
+        used = range(token.first, token.first + result.steps)
+        self._numbers.take_back([range(used.stop, token.first + token.steps)])
+        if self._sent is not None:
+            self._sent.forget(used)
+        self._timeout.observe(result.steps, result.seconds)
+        return result
+
+    def _lost(self, token: Token, result: ExecutionResult) -> ExecutionResult:
+        """The result of an execution of which nobody knows how many steps were applied."""
+        self._lost_steps = True
+        self._tokens.revoke([token])  # whoever was taken for dead may be at it
         return result
 
     def _first_ended(self) -> int | None:
@@ -234,7 +240,14 @@ class AsynchronousDispatcher:
         return self._passes.predict(step, data)
 
 
-def _unroll_factor(step) -> int:
-    """How many times in a row to put a step, a traced `tf.function`, into one turn of a loop."""
-    small = len(step.get_concrete_function().graph.get_operations()) <= _SMALL_STEP
-    return _UNROLLED if small else 1
+@dataclass(frozen=True)
+class _Stream:
+    """Batches for the workers.
+
+    Attributes:
+      source: an iterator on each worker; or tensors there of which batches are made; or `SentBatches`.
+      maker: makes batches of tensors.
+    """
+
+    source: Any
+    maker: BatchMaker | None

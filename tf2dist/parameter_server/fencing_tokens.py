@@ -18,16 +18,40 @@ class Token:
     Attributes:
       place: of its count, among those on the server.
       count: the count before the execution begins.
-      steps: that the execution is to make.
+      first: number of the batch of the first step that the execution is to make.
+      steps: that it is to make, on consecutive batches.
     """
 
     place: int
     count: int
+    first: int
     steps: int
 
     def tensor(self) -> tf.Tensor:
-        """The token as i64[3], for the worker."""
-        return tf.constant([self.place, self.count, self.steps], tf.int64)
+        """The token as i64[4], for the worker."""
+        return tf.constant([self.place, self.count, self.first, self.steps], tf.int64)
+
+
+class HeldToken:
+    """A token in the hands of the execution that has taken it. In a graph.
+
+    Attributes:
+      first: number i64[] of the first batch.
+      steps: to make i64[]; 0 if the token was taken before.
+      count: i64[], for `FencingTokens.give_back`.
+    """
+
+    def __init__(self, tokens: FencingTokens, first: tf.Tensor, steps: tf.Tensor, count: tf.Tensor, held: tf.Tensor):
+        self.first, self.steps, self.count = first, steps, count
+        self._tokens, self._held = tokens, held
+
+    def is_valid(self) -> tf.Tensor:
+        """Was the token not revoked since? bool[], on the server."""
+        return self._tokens.is_valid(self._held)
+
+    def count_applied(self, updates) -> None:
+        """Counts `updates` i32[] of its steps as applied, on the server."""
+        self._tokens.count_applied(self._held, updates)
 
 
 class FencingTokens:
@@ -49,21 +73,31 @@ class FencingTokens:
             # The higher half of a count says how often its place was revoked, the lower half how often an execution
             # has begun since.
             self._counts = tf.Variable(tf.zeros([capacity], tf.int64), trainable=False, name="fencing_tokens")
+            # Steps that were applied with the tokens of each place, since the beginning.
+            self._applied = tf.Variable(tf.zeros([capacity], tf.int64), trainable=False, name="applied_by_token")
         self._free = dict.fromkeys(range(capacity), 0)  # counts, by place; the first was used longest ago
         self._used: dict[int, Token] = {}
         self._revoked = 0
+        self._settled = [0] * capacity  # steps that were applied with tokens of each place that are given back
+        self._unsettled: list[Token] = []  # that were revoked, and whose steps were not counted yet
 
-    def issue(self, steps: int) -> Token:
-        """A token for `steps` steps."""
+    def issue(self, first: int, steps: int) -> Token:
+        """A token for `steps` steps, from that on the batch of number `first` on."""
         place = next(iter(self._free))
-        self._used[place] = token = Token(place, self._free.pop(place), steps)
+        self._used[place] = token = Token(place, self._free.pop(place), first, steps)
         return token
 
-    def give_back(self, token: Token, count: int) -> None:
-        """The execution is over. `count` is what `take` has returned in it, or the token's own if it never began."""
+    def give_back(self, token: Token, count: int, applied: int) -> None:
+        """The execution is over.
+
+        Args:
+          count: what `take` has returned in it, or the token's own if it never began.
+          applied: its steps.
+        """
         if self._used.get(token.place) is token:
             del self._used[token.place]
             self._free[token.place] = count
+            self._settled[token.place] += applied
 
     def revoke(self, tokens: Sequence[Token]) -> None:
         """Of what still runs with these tokens, no step is valid any more; they are given back."""
@@ -74,16 +108,35 @@ class FencingTokens:
         count = self._revoked * _GENERATION
         self._counts.scatter_nd_update([[t.place] for t in tokens], np.full(len(tokens), count))
         for token in tokens:
-            self.give_back(token, count)
+            self.give_back(token, count, 0)
+        self._unsettled += tokens
 
-    def take(self, token: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Takes a token i64[3]; returns the steps i64[] to make, 0 if it was taken before, and the count i64[].
+    def settle(self) -> list[range]:
+        """The numbers of the batches on which no step was applied with revoked tokens.
 
-        In a graph on the worker, which exchanges one message with the server each way. The third is the token on the
-        server, for `is_valid`.
+        To be called before more are issued, when the server has ended all that workers have begun.
         """
+        if not self._unsettled:
+            return []
+        counts, left = self._applied.numpy().tolist(), []
+        for token in self._unsettled:
+            applied = counts[token.place] - self._settled[token.place]
+            self._settled[token.place] = counts[token.place]
+            left.append(range(token.first + applied, token.first + token.steps))
+        self._unsettled.clear()
+        return [numbers for numbers in left if numbers]
+
+    def forget(self) -> None:
+        """A new training begins: nothing of the last one is valid, and no one asks what it has applied."""
+        self.revoke(list(self._used.values()))  # one is left where an interrupt came between `issue` and its execution
+        self._settled = self._applied.numpy().tolist()
+        self._unsettled.clear()
+
+    def take(self, token: tf.Tensor) -> HeldToken:
+        """Takes a token i64[4]. In a graph on the worker, which exchanges one message with the server each way."""
+        first = token[2]
         with tf.device(self._counts.device):
-            place, before, steps = tf.unstack(tf.identity(token))
+            place, before, _, steps = tf.unstack(tf.identity(token))
             held = tf.stack([place, before // _GENERATION])
             added = tf.raw_ops.ResourceScatterNdAdd(
                 ref=self._counts.handle, indices=place[tf.newaxis, tf.newaxis], updates=tf.ones([1], tf.int64)
@@ -94,10 +147,17 @@ class FencingTokens:
                 count = self._count(place)
             answer = tf.stack([tf.where(count == before + 1, steps, tf.zeros_like(steps)), count])
         steps, count = tf.unstack(tf.identity(answer))
-        return steps, count, held
+        return HeldToken(self, first, steps, count, held)
+
+    def count_applied(self, held: tf.Tensor, updates) -> None:
+        """See `HeldToken`."""
+        with tf.device(self._applied.device):
+            tf.raw_ops.ResourceScatterNdAdd(
+                ref=self._applied.handle, indices=held[tf.newaxis, :1], updates=tf.cast(updates, tf.int64)[tf.newaxis]
+            )
 
     def is_valid(self, held: tf.Tensor) -> tf.Tensor:
-        """Was the token, the third that `take` returned, not revoked since? bool[]. In a graph, on the server."""
+        """See `HeldToken`."""
         with tf.device(self._counts.device):
             place, generation = tf.unstack(held)
             return self._count(place) // _GENERATION == generation

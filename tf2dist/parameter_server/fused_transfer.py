@@ -55,6 +55,7 @@ class FusedTransfer:
         for device, numbers in self._groups:
             fused = _fuse([tensors[n] for n in numbers])
             with tf.device(device):
+                fused = tf.identity(fused)  # also one that is alone is to be there, for those that wait for it
                 for n, tensor in zip(numbers, self._split(fused, numbers), strict=True):
                     sent[n] = tensor
         return sent

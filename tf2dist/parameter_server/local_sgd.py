@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -12,8 +12,10 @@ from tf2dist.compat.stateless_optimizer import on_tensors
 from tf2dist.compat.stateless_scope import OverlayScope
 from tf2dist.execution.compiled_step import CompiledStep
 from tf2dist.parameter_server import wide_sums
+from tf2dist.parameter_server.fencing_tokens import HeldToken
 from tf2dist.parameter_server.fused_transfer import LOCAL_STEPS_LIMIT, FusedTransfer
 from tf2dist.parameter_server.update_counter import UpdateCounter
+from tf2dist.parameter_server.worker_batches import WorkerBatches
 
 
 class LocalSgd:
@@ -42,16 +44,19 @@ class LocalSgd:
         # The rates are only read, but fetched with the others: reading one in each step would be a message in each.
         self._fetched = FusedTransfer([*self._written.variables, *rates], LOCAL_STEPS_LIMIT)
 
-    def run_round(self, next_batch: Callable, n, is_valid: Callable[[], tf.Tensor]) -> list[tf.Tensor]:
-        """Makes `n` i32[] updates on the batches that `next_batch()` returns, if the server finds them valid.
+    def run_round(
+        self, batches: WorkerBatches, ahead: Any, number: tf.Tensor, n, end: tf.Tensor, token: HeldToken
+    ) -> tuple[list[tf.Tensor], Any]:
+        """Makes `n` i32[] updates on the batches from `number` i64[] on, if the server finds the token valid.
 
-        In a graph on the worker. Returns their metric sums.
+        In a graph on the worker. Returns their metric sums and what is ahead of `batches`.
         """
         written = len(self._written.variables)
         fetched, sums = self._fetched.fetch(), wide_sums.zeros(self._step)
         values, read = fetched[:written], fetched[written:]
-        for _ in tf.range(n):
-            values, more = self._update([*values, *read], next_batch())
+        for place in tf.range(n):
+            batch, ahead = batches.take(ahead, number + tf.cast(place, tf.int64), end)
+            values, more = self._update([*values, *read], batch)
             sums = wide_sums.add(sums, more)
         before, after = fetched[: self._added], values[: self._added]
         news = [b - a for a, b in zip(before, after, strict=True)] + values[self._added :]
@@ -61,8 +66,8 @@ class LocalSgd:
             for number, (variable, new) in enumerate(zip(self._written.variables, sent, strict=True)):
                 (variable.value.assign_add if number < self._added else variable.value.assign)(new)
 
-        self._counter.apply(apply, sent, n, is_valid)
-        return sums
+        self._counter.apply(apply, sent, n, token)
+        return sums, ahead
 
     def _update(self, values, batch):
         """One update of `values`; returns the new values and the metric sums."""

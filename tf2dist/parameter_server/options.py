@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tf2dist.errors import UsageError
+
 
 @dataclass(frozen=True)
 class ParameterServer:
@@ -33,12 +35,12 @@ class ParameterServer:
 
     def __post_init__(self) -> None:
         if self.update not in ("async", "sync"):
-            raise ValueError(f'update must be "async" or "sync", found {self.update!r}')
+            raise UsageError(f'update must be "async" or "sync", found {self.update!r}')
         if self.backup_workers < 0:
-            raise ValueError(f"backup_workers must be at least 0, found {self.backup_workers}")
+            raise UsageError(f"backup_workers must be at least 0, found {self.backup_workers}")
         if self.local_steps < 1:
-            raise ValueError(f"local_steps must be at least 1, found {self.local_steps}")
+            raise UsageError(f"local_steps must be at least 1, found {self.local_steps}")
         if self.backup_workers and self.update != "sync":
-            raise ValueError(f'backup_workers={self.backup_workers} are for update="sync"; async waits for nobody')
+            raise UsageError(f'backup_workers={self.backup_workers} is for update="sync"; async waits for nobody')
         if self.local_steps > 1 and self.update != "async":
-            raise ValueError(f'local_steps={self.local_steps} are for update="async"')
+            raise UsageError(f'local_steps={self.local_steps} is for update="async", found update="sync"')

@@ -104,8 +104,7 @@ class ShardedPass:
         shards = max(self._few, -(-(data.steps or 0) // EVALUATION_BATCHES))
         found: dict[int, list] = {}
         for shard, (rows, *leaves) in _in_order(self._results(function, self._shards(data, shards))):
-            ends = np.cumsum(rows)[:-1]
-            columns = [np.split(leaf, ends) for leaf in leaves]
+            columns = [np.split(leaf, np.cumsum(n)[:-1]) for leaf, n in zip(leaves, rows.T, strict=True)]
             batches = [tf.nest.pack_sequence_as(function.found[0], batch) for batch in zip(*columns, strict=True)]
             if data.begins_anywhere:  # then shard 0 has the batches 0, n, 2 n, ...
                 found[shard.number] = batches
@@ -189,11 +188,12 @@ class ShardedPass:
         self._pool.abandon(remotes)
 
     def _send(self, data: FiniteDataAdapter) -> Any:
-        """The data on the workers: an iterator that always yields the same tensors keeps them there."""
+        """The data on the workers, in their hosts' memory: an iterator that always yields the same keeps it there."""
         last, store = self._sent
         if last is not data:
-            tensors = data.remote_tensors()
-            store = self._pool.open_iterators(lambda: repeat_element((tensors,)))
+            store = self._pool.open_iterators(
+                lambda tensors: repeat_element((tensors,)), data.remote_arrays(), on_host=True
+            )
             self._sent = data, store
         return store
 
@@ -212,7 +212,7 @@ class ShardedPass:
     def _of_arrays(self, compute: Callable, data: FiniteDataAdapter, found: list[Any]):
         @tf.function
         def function(store, shard, shards, steps):
-            (held,) = self._pool.first_replica(next(store))
+            (held,) = next(store)
             n = tf.cast((steps - shard + shards - 1) // shards, tf.int32)
             result, found[0] = compute(iter(data.single_pass(held, ReplicaSlices(), steps, shard, shards)), n)
             return result
@@ -262,7 +262,7 @@ def _each_sums(step: TrainStep):
 
 
 def _shard_outputs(step: PredictStep):
-    """A function from `n` batches to the rows of each i64[n] with all their outputs, and the outputs' structure."""
+    """A function from `n` batches to the rows of each's outputs i64[n, outputs], the outputs, and their structure."""
 
     def compute(batches, n):
         first = step.predict(next(batches))
@@ -270,11 +270,16 @@ def _shard_outputs(step: PredictStep):
         leaves = tf.nest.flatten(first)
         arrays = [tf.TensorArray(t.dtype, n, element_shape=t.shape, infer_shape=False) for t in leaves]
         arrays = [a.write(0, t) for a, t in zip(arrays, leaves, strict=True)]
-        rows = tf.TensorArray(tf.int64, n, element_shape=[]).write(0, tf.shape(leaves[0], tf.int64)[0])
+        rows = tf.TensorArray(tf.int64, n, element_shape=[len(leaves)]).write(0, _rows(leaves))
         for i in tf.range(1, n):
             leaves = tf.nest.flatten(step.predict(next(batches)))
             arrays = [a.write(i, t) for a, t in zip(arrays, leaves, strict=True)]
-            rows = rows.write(i, tf.shape(leaves[0], tf.int64)[0])
+            rows = rows.write(i, _rows(leaves))
         return [rows.stack(), *[a.concat() for a in arrays]], structure
 
     return compute
+
+
+def _rows(outputs) -> tf.Tensor:
+    """How many rows each output has, i64[outputs]: they may be boxes of images, say."""
+    return tf.stack([tf.shape(output, tf.int64)[0] for output in outputs])

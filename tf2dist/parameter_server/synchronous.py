@@ -7,6 +7,7 @@ as enough of them are left (`synchronous_update`). When a worker dies, the other
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,12 +16,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tf2dist.errors import UsageError
 from tf2dist.execution.compiled_step import CompiledStep
 from tf2dist.execution.dispatcher import ExecutionResult
 from tf2dist.execution.predict_step import PredictStep
 from tf2dist.execution.train_step import TrainStep
+from tf2dist.input.batch_groups import single_batches
+from tf2dist.input.batch_slicing import ReplicaSlices
 from tf2dist.input.data_adapter import DataAdapter, FiniteDataAdapter
 from tf2dist.parameter_server.options import ParameterServer
+from tf2dist.parameter_server.sent_batches import SentBatches
 from tf2dist.parameter_server.sharded_pass import ShardedPass
 from tf2dist.parameter_server.synchronous_update import STOP, SynchronousUpdate
 from tf2dist.parameter_server.update_counter import UpdateCounter
@@ -31,7 +36,10 @@ _CHECK_SECONDS = 0.5  # between two looks for failed or lost workers
 
 
 class _Stream(NamedTuple):
-    """Iterators on the workers over the slices of batches, and over the worker's own number; and what a batch is."""
+    """Iterators on the workers over the slices of batches, and over the worker's own number; and what a batch is.
+
+    `batches` is `SentBatches` where the coordinator reads them.
+    """
 
     batches: Any
     worker_numbers: Any
@@ -45,9 +53,10 @@ class _UpdatesBySpec:
         self._make = make
         self._updates: dict[tuple, SynchronousUpdate] = {}
 
-    def update_for(self, element_spec) -> SynchronousUpdate:
+    def update_for(self, element_spec, *, sent: bool) -> SynchronousUpdate:
+        """`sent`: does the coordinator send the batches?"""
         leaves = tf.nest.flatten(element_spec)
-        key = (str(tf.nest.map_structure(lambda _: None, element_spec)), *leaves)
+        key = (sent, str(tf.nest.map_structure(lambda _: None, element_spec)), *leaves)
         if key not in self._updates:
             self._updates[key] = self._make()
         return self._updates[key]
@@ -68,12 +77,12 @@ class SynchronousDispatcher:
         workers, slices = self._pool.count, self._pool.slices
         self._backups, self._needed = options.backup_workers, workers - options.backup_workers
         if self._needed < 1:
-            raise ValueError(
+            raise UsageError(
                 f"backup_workers={options.backup_workers} leaves none of the {workers} workers to wait for; "
                 f"at most {workers - 1} can be backups"
             )
         if not slices.single:
-            raise ValueError(
+            raise UsageError(
                 f'update="sync" needs workers with one device each, and these have {slices.total}; start a worker '
                 "for each device"
             )
@@ -83,6 +92,7 @@ class SynchronousDispatcher:
         self._round = 0  # of the workers' executions; a round ends when the workers are needed for something else
         self._running: SynchronousUpdate | None = None  # what the workers are computing gradients for
         self._first: int | None = None  # number of the first update of the stream; not known before it is made
+        self._sent_batches = 0  # of the stream, where the coordinator reads it
 
     @property
     def global_step(self) -> int:
@@ -95,30 +105,56 @@ class SynchronousDispatcher:
         return _UpdatesBySpec(lambda: SynchronousUpdate(self._pool, step, self._updates, self._needed))
 
     def open_stream(self, data: DataAdapter, start: int) -> _Stream:
-        """See `Dispatcher`. Worker w of n reads every n-th of the slices of which updates are made."""
+        """See `Dispatcher`. Worker w of n reads every n-th of the slices of which updates are made.
+
+        Or the coordinator reads batches, and workers take their slices as they come to need them.
+
+        Raises:
+          UsageError: there are backup workers, and the data is read by the coordinator.
+        """
+        if data.needs_this_process and self._backups:
+            # Of the slices of a batch any may come too late, and which one would be a matter of speed.
+            raise UsageError(
+                f"backup_workers={self._backups} needs data that workers read by themselves, and this one calls Python "
+                "in the coordinator; leave backup_workers out, or give arrays or a Dataset of TensorFlow operations"
+            )
         self.cancel()
         self._updates.reset(start)
         self._first = None
-        tensors = data.remote_tensors()
 
-        def dataset():
+        def dataset(tensors):
             return data.training_slices(tensors, self._needed, start, this_worker(), self._pool.count)
 
-        numbers = self._pool.open_iterators(lambda: repeat_element(this_worker()))
-        return _Stream(self._pool.open_iterators(dataset), numbers, data.element_spec())
+        numbers = self._pool.open_iterators(lambda _: repeat_element(this_worker()), on_host=True)
+        if data.needs_this_process:
+            batches = SentBatches(data.training_batches(data.local_tensors(), ReplicaSlices(), start), 0)
+            self._sent_batches = 0
+        else:
+            batches = self._pool.open_iterators(dataset, data.remote_arrays())
+        return _Stream(batches, numbers, data.element_spec())
 
-    def schedule(self, execution: _UpdatesBySpec, stream: _Stream, steps: int) -> None:
-        """Makes `steps` updates while the workers work."""
-        began, update = time.perf_counter(), execution.update_for(stream.element_spec)
+    has_gaps = False
+    unused_batches = 0
+
+    def schedule(self, execution: _UpdatesBySpec, stream: _Stream, steps: int, seconds: float = math.inf) -> int:
+        """Makes up to `steps` updates while the workers work, however long they take."""
+        sent = isinstance(stream.batches, SentBatches)
+        began, update = time.perf_counter(), execution.update_for(stream.element_spec, sent=sent)
+        if sent:
+            due = self._sent_batches
+            steps, together, ends = stream.batches.take(range(due, due + steps))
+            stream.batches.forget(range(due, due + steps))
+            self._sent_batches += steps
+            update.send_slices(single_batches(together, ends, stream.element_spec))
         if self._running is None:
             self._round += 1
             for _ in range(self._pool.count):
                 last = tf.constant(STOP + self._round, tf.int64)
-                self._pool.schedule(update.work, (stream.batches, stream.worker_numbers, last))
+                self._pool.schedule(update.work, (None if sent else stream.batches, stream.worker_numbers, last))
             self._running = update
         self._first = update.number if self._first is None else self._first
         try:
-            with _WorkerWatch(self._pool, update, self._needed):
+            with _WorkerWatch(self._pool, update, self._needed, update.number + steps):
                 *sums, dropped = update.make_updates(tf.constant(steps), tf.constant(self._first, tf.int64))
         except BaseException:
             execution.forget(update)
@@ -126,6 +162,7 @@ class SynchronousDispatcher:
         sums = [t.numpy() for t in sums]
         late = int(dropped) if self._backups else None  # without backups all of them are waited for
         self._result = ExecutionResult(steps, sums, time.perf_counter() - began, late)
+        return steps
 
     def next_result(self) -> ExecutionResult:
         """See `Dispatcher`."""
@@ -165,10 +202,10 @@ def gradient_quotas(workers: int, needed: int) -> list[int]:
 
 
 class _WorkerWatch:
-    """Looks for failed and lost workers while the coordinator waits for gradients."""
+    """Looks for failed and lost workers while the coordinator waits for gradients, of updates before number `end`."""
 
-    def __init__(self, pool: WorkerPool, update: SynchronousUpdate, needed: int):
-        self._pool, self._update, self._needed = pool, update, needed
+    def __init__(self, pool: WorkerPool, update: SynchronousUpdate, needed: int, end: int):
+        self._pool, self._update, self._needed, self._end = pool, update, needed, end
         self._quotas = gradient_quotas(pool.count, needed)
         update.set_quotas(self._quotas)
         self._error: Exception | None = None
@@ -198,4 +235,4 @@ class _WorkerWatch:
                 more = [max(0, new - old) for new, old in zip(quotas, self._quotas, strict=True)]
                 self._quotas = quotas
                 self._update.set_quotas(quotas)
-                self._update.hand_out_more(more)
+                self._update.hand_out_more(more, self._end)

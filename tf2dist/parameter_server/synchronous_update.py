@@ -1,9 +1,11 @@
-"""One synchronous update: what workers and coordinator do with two kinds of queues on the first server.
+"""One synchronous update: what workers and coordinator do with queues on the first server.
 
 Each worker waits at its own queue of *tokens*: a token is the number of an update that it may compute a gradient
 for. It puts the gradient, with that number, into the queue of *gradients*. The coordinator takes gradients from there:
 those for an update that was already made are late and dropped; as many as an update needs are summed and applied; then
 it hands out the tokens of the next update.
+
+Of data that only the coordinator can read it puts *slices* into a queue there, one for each token.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from tf2dist.compat.model import layers_of
 from tf2dist.compat.stateless_scope import OverlayScope
 from tf2dist.execution.compiled_step import CompiledStep
 from tf2dist.execution.slice_loss import Fraction
+from tf2dist.input.dataset_adapter import slice_of
 from tf2dist.layers.sharded_embedding import ShardedEmbedding
 from tf2dist.parameter_server import wide_sums
 from tf2dist.parameter_server.update_counter import UpdateCounter
@@ -61,6 +64,8 @@ class SynchronousUpdate:
         self._sent: list[bool] = []  # of each part of it; a weight may have no gradient
         self._written: list[keras.Variable] = []  # by layers
         self._dtypes: list[tf.DType] = []
+        self._slice_spec: Any = None  # of data that the coordinator reads: its slices, with their weights
+        self._last_slice: list[tf.Tensor] = []
 
     @property
     def number(self) -> int:
@@ -88,9 +93,55 @@ class SynchronousUpdate:
                 tokens = tf.fill([counts[worker]], tf.cast(update, tf.int64))
                 tf.raw_ops.QueueEnqueueManyV2(handle=self._token_queue(worker), components=[tokens])
 
-    def hand_out_more(self, counts: Sequence[int]) -> None:
-        """Gives workers additional tokens for the update that is under way."""
-        self.hand_out_tokens(counts, self.number)
+    def hand_out_more(self, counts: Sequence[int], end: int) -> None:
+        """Gives workers additional tokens for the update that is under way, if that is one before number `end`.
+
+        The one after those that were asked for is made of other slices, and has tokens of its own.
+        """
+        if (number := self.number) >= end:
+            return
+        if self._last_slice:
+            self._put_slices([self._last_slice] * sum(counts))  # in place of those that others have taken with them
+        self.hand_out_tokens(counts, number)
+
+    def send_slices(self, batches: tf.data.Dataset) -> None:
+        """Puts what the next updates are made of into the queue of slices, as many as there will be tokens.
+
+        Args:
+          batches: of each update the batch.
+        """
+        self._slice_spec = batches.element_spec, tf.TensorSpec([])
+        slices = []
+        for batch in batches:
+            cut = [slice_of(batch, rank, self._needed) for rank in range(self._needed)]
+            slices += [tf.nest.flatten(one, expand_composites=True) for one in cut]
+        self._discard_slices()
+        self._last_slice = slices[-1]
+        self._put_slices(slices)
+
+    def _slice_queue(self):
+        return self._queue("slices", [s.dtype for s in tf.nest.flatten(self._slice_spec, expand_composites=True)])
+
+    def _put_slices(self, slices: Sequence[Sequence[tf.Tensor]]) -> None:
+        with tf.device(self._device):
+            queue = self._slice_queue()
+            for components in slices:
+                tf.raw_ops.QueueEnqueueV2(handle=queue, components=components)
+
+    def _discard_slices(self) -> None:
+        """Empties the queue of slices, in which those are left that were for workers which had none to compute."""
+        with tf.device(self._device):
+            queue = self._slice_queue()
+            dtypes = [s.dtype for s in tf.nest.flatten(self._slice_spec, expand_composites=True)]
+            for _ in range(int(tf.raw_ops.QueueSizeV2(handle=queue))):
+                tf.raw_ops.QueueDequeueV2(handle=queue, component_types=dtypes)
+
+    def _take_slice(self):
+        """The next slice that the coordinator has sent, and its weight; in a graph on a worker."""
+        specs = tf.nest.flatten(self._slice_spec, expand_composites=True)
+        taken = tf.raw_ops.QueueDequeueV2(handle=self._slice_queue(), component_types=[s.dtype for s in specs])
+        shaped = [tf.ensure_shape(t, s.shape) for t, s in zip(taken, specs, strict=True)]
+        return tf.nest.pack_sequence_as(self._slice_spec, shaped, expand_composites=True)
 
     def close(self) -> None:
         """Makes the coordinator's wait for gradients fail."""
@@ -102,13 +153,16 @@ class SynchronousUpdate:
     def work(self, iterator, worker_numbers, last):
         """A worker's side: computes a gradient for each token until `last` i64[] or a later token comes.
 
+        Args:
+          iterator: over slices; None for those that the coordinator sends.
+
         Returns:
           i32[]: how many gradients it has sent.
         """
         worker, sent = next(worker_numbers), tf.constant(0)
         token = self._next_token(worker, last)
         while token < STOP:
-            self._send_gradient(next(iterator), token)
+            self._send_gradient(self._take_slice() if iterator is None else next(iterator), token)
             sent += 1
             token = self._next_token(worker, last)
         return sent

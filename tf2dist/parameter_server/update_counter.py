@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
+from tf2dist.compat.strategies import tracing_for_servers
 from tf2dist.errors import TrainingError
+from tf2dist.parameter_server.fencing_tokens import HeldToken
 
 _LOOK_SECONDS = 0.005  # between two looks whether servers still apply updates
 _SETTLE_SECONDS = 60.0  # for updates that are under way
@@ -56,20 +58,20 @@ class UpdateCounter:
         with tf.device(self.variable.device):  # a constant is made where it is used
             self.variable.assign_add(tf.cast(updates, tf.int64))
 
-    def apply(
-        self, update: Callable[[], None], arrived: Sequence[tf.Tensor], updates, is_valid: Callable[[], tf.Tensor]
-    ) -> None:
+    def apply(self, update: Callable[[], None], arrived: Sequence[tf.Tensor], updates, token: HeldToken) -> None:
         """Has the servers call `update()` and count `updates` i32[] when all of `arrived` is there, not before.
 
         On the worker. `arrived` are tensors on the servers, and `update` writes variables.
 
         Args:
-          is_valid: is called on the server with the count; where it returns a bool[] that is false nothing is applied.
+          token: is asked on the server with the count whether it is valid, if it is not nothing is applied, and counts
+            what is.
         """
         device = self.variable.device
 
         def make():
             self.add(updates)
+            token.count_applied(updates)
             update()
             return tf.zeros([], tf.int32)  # a call must return something
 
@@ -78,14 +80,14 @@ class UpdateCounter:
             # When a worker dies, TensorFlow cancels its call on the servers: what waits for a mutex, say, never gets
             # it. It cancels no function that a RemoteCall has begun (tensorflow/core/kernels/function_ops.cc).
             self.in_one_call = True
-            called = self._server_call(made, is_valid)
+            called = self._server_call(made, token.is_valid)
             with tf.device(device), tf.control_dependencies(arrived):
                 tf.raw_ops.RemoteCall(target=device, args=called.captured_inputs, Tout=[tf.int32], f=called)
             return
         with tf.device(device):
             complete = tf.group(*arrived)  # each server tells the one with the counter, which tells all
             with tf.control_dependencies([complete]):
-                tf.cond(is_valid(), made, lambda: tf.zeros([], tf.int32))
+                tf.cond(token.is_valid(), made, lambda: tf.zeros([], tf.int32))
 
     def _server_call(self, made, is_valid: Callable[[], tf.Tensor]):
         """A function in which the server calls `made`, if that is valid, and notes that it is under way."""
@@ -162,11 +164,12 @@ class UpdateCounter:
 
 
 def _traced(function: Callable[[], tf.Tensor]):
-    """The function, concrete, traced in a replica's context of its own, wherever this is called."""
+    """The function, concrete, traced for servers in a replica's context of its own, wherever this is called."""
     made = []
 
     def trace(strategy):
-        made.append(tf.function(lambda: strategy.run(function), autograph=False).get_concrete_function())
+        with tracing_for_servers(strategy):
+            made.append(tf.function(lambda: strategy.run(function), autograph=False).get_concrete_function())
 
     context = tf.distribute.get_replica_context()
     trace(tf.distribute.get_strategy()) if context is None else context.merge_call(trace)

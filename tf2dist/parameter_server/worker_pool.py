@@ -12,15 +12,26 @@ import numpy as np
 import tensorflow as tf
 
 from tf2dist.cluster.heartbeat import GRACE
-from tf2dist.compat.scheduled_functions import abandon, announce_end, cancel_scheduled, has_ended, idle_workers
+from tf2dist.compat.per_worker_datasets import open_iterators, send_tensors
+from tf2dist.compat.scheduled_functions import (
+    abandon,
+    announce_end,
+    cancel_scheduled,
+    has_ended,
+    idle_workers,
+    observe_scheduling,
+)
 from tf2dist.compat.strategies import worker_count
 from tf2dist.errors import TrainingError
 from tf2dist.input.batch_slicing import ReplicaSlices
-from tf2dist.input.without_autotune import without_autotune
+from tf2dist.input.without_rewriting import without_rewriting
+from tf2dist.parameter_server.tensor_pieces import ArrayPieces, copy_to_device
 from tf2dist.runtime import devices, session
 
 _LOOK_SECONDS = 0.05  # between two looks for functions whose end was not announced
 _CANCEL_SECONDS = GRACE + 30.0  # a worker that does not answer counts as lost before
+_SENT_BYTES = 16 << 20  # on their way to all workers together; about six copies of them are in memory
+_LEAST_PIECE_BYTES = 1 << 20
 
 
 class WorkerPool:
@@ -37,6 +48,7 @@ class WorkerPool:
         self.count = worker_count(strategy)
         self.slices = ReplicaSlices(count=strategy.num_replicas_in_sync, total=strategy.num_replicas_in_sync)
         self._ends = threading.Condition()  # of scheduled functions
+        observe_scheduling()
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
 
     def schedule(self, function, args: tuple) -> Any:
@@ -114,18 +126,51 @@ class WorkerPool:
                 f"{_CANCEL_SECONDS:.0f} s"
             )
 
-    def open_iterators(self, make_dataset: Callable[[], tf.data.Dataset]) -> Any:
-        """An iterator on each worker over the dataset that `make_dataset` makes there, as an argument of functions."""
+    def open_iterators(
+        self, make_dataset: Callable[[Any], tf.data.Dataset], arrays: Any = (), *, on_host: bool = False
+    ) -> Any:
+        """An iterator on each worker over the dataset that `make_dataset` makes there, as an argument of functions.
 
-        @tf.function
-        def datasets():
-            if not devices.on_accelerators(self.strategy):
+        Its elements have a value for each replica of the worker; or, `on_host`, they stay in the host's memory, for
+        what is too much for a GPU's.
+
+        Args:
+          make_dataset: `make_dataset(tensors)`, called once, in a graph.
+          arrays: nested NumPy arrays, sent to all workers at once, and again to one that comes back after it was lost;
+            `tensors` are what the worker has got. They must not change as long as the iterators are used.
+        """
+        pieces = self._pieces(arrays)
+
+        @tf.function(input_signature=[array.spec for array in pieces])
+        def datasets(*received):
+            tensors = tf.nest.pack_sequence_as(arrays, received)
+            if on_host or not devices.on_accelerators(self.strategy):
                 # A worker's CPU reads what it has made in its memory as it is. tf.distribute's iterators would add
                 # two of their own, with tuning threads (see `without_autotune`).
-                return make_dataset()
-            return self.strategy.distribute_datasets_from_function(lambda context: make_dataset())
+                return make_dataset(tensors)
+            return self.strategy.distribute_datasets_from_function(lambda context: make_dataset(tensors))
 
-        return iter(self._coordinator.create_per_worker_dataset(datasets))
+        return open_iterators(
+            self._coordinator, datasets.get_concrete_function(), lambda wanted: copy_to_device(pieces, wanted)
+        )
+
+    def send(self, arrays: Any) -> Any:
+        """Tensors of nested NumPy arrays on each worker, as an argument of functions; sent as `open_iterators` does.
+
+        A function that takes them is traced once for all numbers of rows.
+        """
+        pieces = self._pieces(arrays)
+        specs = [tf.TensorSpec([None, *p.spec.shape[1:]] if p.spec.shape.rank else [], p.spec.dtype) for p in pieces]
+        return send_tensors(
+            self._coordinator,
+            lambda wanted: copy_to_device(pieces, wanted),
+            lambda tensors: tf.nest.pack_sequence_as(arrays, tensors),
+            tf.nest.pack_sequence_as(arrays, specs),
+        )
+
+    def _pieces(self, arrays: Any) -> list[ArrayPieces]:
+        nbytes = max(_LEAST_PIECE_BYTES, _SENT_BYTES // self.count)
+        return [ArrayPieces(array, nbytes) for array in tf.nest.flatten(arrays)]
 
     def first_replica(self, element) -> Any:
         """Of an element, or a result, of all replicas of a worker, the first replica's."""
@@ -139,4 +184,4 @@ def this_worker() -> tf.Tensor:
 
 def repeat_element(element) -> tf.data.Dataset:
     """The same element, endlessly."""
-    return without_autotune(tf.data.Dataset.from_tensors(element).repeat())
+    return without_rewriting(tf.data.Dataset.from_tensors(element).repeat())

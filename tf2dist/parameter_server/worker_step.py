@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import keras
 import tensorflow as tf
 
@@ -13,6 +11,7 @@ from tf2dist.compat.stateless_scope import OverlayScope
 from tf2dist.execution.compiled_step import CompiledStep
 from tf2dist.execution.slice_loss import scaled
 from tf2dist.layers.sharded_embedding import ShardedEmbedding
+from tf2dist.parameter_server.fencing_tokens import HeldToken
 from tf2dist.parameter_server.fused_transfer import WORKER_STEP_LIMIT, FusedTransfer, nbytes
 from tf2dist.parameter_server.update_counter import UpdateCounter
 from tf2dist.parameter_server.variable_mutex import one_update_at_a_time
@@ -37,8 +36,8 @@ class WorkerStep:
         self._transfer = FusedTransfer([*self._small, *self._scales], WORKER_STEP_LIMIT)
         self._first_server = weights[0].value.device if weights else None
 
-    def update(self, batch, is_valid: Callable[[], tf.Tensor]) -> list[tf.Tensor]:
-        """Makes one update on `batch`, if the server finds it valid; returns its metric sums.
+    def update(self, batch, token: HeldToken) -> list[tf.Tensor]:
+        """Makes one update on `batch`, if the server finds the token valid; returns its metric sums.
 
         In a replica's graph on the worker.
         """
@@ -63,7 +62,7 @@ class WorkerStep:
             with tf.device(self._first_server), one_update_at_a_time(optimizer, weights):
                 self._step.apply(self._rescaled(gradients, scales))
 
-        self._counter.apply(apply, arrived, 1, is_valid)
+        self._counter.apply(apply, arrived, 1, token)
         return sums
 
     def _rescaled(self, gradients, scales) -> list:

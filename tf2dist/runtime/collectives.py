@@ -50,6 +50,8 @@ def all_reduce(strategy: tf.distribute.Strategy, tensors: Sequence[tf.Tensor]) -
 
     flat = strategy.experimental_local_results(strategy.run(reduce, args=(flat,)))[0]
     pieces = tf.split(flat, [t.shape.num_elements() for t in tensors])
+    # Sixths of a count do not always add up to it again, and a cast to integers cuts off.
+    pieces = [tf.round(p) if t.dtype.is_integer else p for p, t in zip(pieces, tensors, strict=True)]
     return [tf.cast(tf.reshape(p, t.shape), t.dtype) for p, t in zip(pieces, tensors, strict=True)]
 
 
@@ -69,9 +71,30 @@ def broadcast(strategy: tf.distribute.Strategy, values: Sequence[Any]) -> list[n
     def broadcast_tensors(values: list[tf.Tensor]) -> list[tf.Tensor]:
         return [strategy.experimental_local_results(r)[0] for r in strategy.run(keep_first, args=tuple(values))]
 
-    wide = [v.astype(np.int64) if v.dtype.kind in "biu" else v for v in arrays]
-    received = broadcast_tensors([tf.convert_to_tensor(v) for v in wide])
-    return [r.numpy().astype(v.dtype) for r, v in zip(received, arrays, strict=True)]
+    received = broadcast_tensors([tf.convert_to_tensor(_as_floats(v)) for v in arrays])
+    return [_from_floats(r.numpy(), v) for r, v in zip(received, arrays, strict=True)]
+
+
+def _as_floats(array: np.ndarray) -> np.ndarray:
+    """The same values in a dtype of which every NCCL and every GPU takes sums, and that holds all of them exactly.
+
+    `all_reduce` splits what it has added up, and for int64 GPUs have no such operation (`SplitV`): where placement is
+    hard, as in trainers, a job would end. Integers become two halves, [2, ...] of 32 bits each.
+    """
+    if array.dtype.kind in "biu":
+        wide = array.astype(np.int64)
+        return np.stack([wide >> 32, wide & 0xFFFFFFFF]).astype(np.float64)
+    # What NumPy has from ml_dtypes, bfloat16 and floats of 8 bits, is a void type to it, and not every NCCL of
+    # TensorFlow has bfloat16.
+    return array.astype(np.float32) if array.dtype.kind == "V" else array
+
+
+def _from_floats(floats: np.ndarray, like: np.ndarray) -> np.ndarray:
+    """Undoes `_as_floats`, of an array with the dtype of `like`."""
+    if like.dtype.kind in "biu":
+        high, low = floats.astype(np.int64)
+        floats = (high << 32) + low
+    return floats.astype(like.dtype)
 
 
 def broadcast_variables(strategy: tf.distribute.Strategy, variables: Sequence[Any]) -> None:
@@ -86,21 +109,21 @@ def all_gather(strategy: tf.distribute.Strategy, data: bytes) -> list[bytes]:
     if peers(strategy)[0] == 1:
         return [data]
     gather = _gather_function(strategy)
-    lengths = gather(tf.constant([len(data)], tf.int64)).numpy()[:, 0]
-    words = np.zeros(-(-int(lengths.max()) // 8), np.int64)  # collectives take numbers, not bytes
+    lengths = gather(tf.constant([len(data)], tf.float64)).numpy()[:, 0].astype(np.int64)
+    words = np.zeros(-(-int(lengths.max()) // 4), np.uint32)  # collectives take numbers, not bytes: see `_as_floats`
     words.view(np.uint8)[: len(data)] = np.frombuffer(data, np.uint8)
-    rows = gather(tf.constant(words)).numpy()
+    rows = gather(tf.constant(words.astype(np.float64))).numpy().astype(np.uint32)
     return [row.tobytes()[:length] for row, length in zip(rows, lengths, strict=True)]
 
 
 @functools.cache
 def _gather_function(strategy: tf.distribute.Strategy) -> Callable[[tf.Tensor], tf.Tensor]:
-    """Returns a function from this peer's i64[n] to the i64[peers, n] of all peers."""
+    """Returns a function from this peer's f64[n] to the f64[peers, n] of all peers."""
     replicas = strategy.num_replicas_in_sync // peers(strategy)[0]  # of each peer; its first one contributes
 
     def contribute(values: tf.Tensor) -> tf.Tensor:
         context = tf.distribute.get_replica_context()
-        row = tf.one_hot(context.replica_id_in_sync_group, strategy.num_replicas_in_sync, dtype=tf.int64)[::replicas]
+        row = tf.one_hot(context.replica_id_in_sync_group, strategy.num_replicas_in_sync, dtype=tf.float64)[::replicas]
         return context.all_reduce(tf.distribute.ReduceOp.SUM, row[:, tf.newaxis] * values)
 
     @tf.function(reduce_retracing=True)

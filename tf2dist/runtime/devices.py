@@ -6,7 +6,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections.abc import Sequence
+
 import tensorflow as tf
+
+from tf2dist.compat import eager_context
+from tf2dist.errors import UsageError
+from tf2dist.system import environment_variables
 
 CPU_REPLICAS = {"mirrored": 2, "central": 2}  # virtual devices without GPUs: these strategies exist to use several
 
@@ -14,24 +22,25 @@ CPU_REPLICAS = {"mirrored": 2, "central": 2}  # virtual devices without GPUs: th
 def replica_devices(replicas: int | None, default: int | None = None) -> list[str]:
     """Returns the devices for `replicas` replicas, as "/gpu:0"; makes virtual CPU devices where there is no GPU.
 
+    GPUs are those that the program has left visible, and each part of one that it has divided into logical devices.
+
     Args:
       replicas: how many; None for every GPU, or `default` CPU devices.
       default: CPU devices when `replicas` is None and there is no GPU; 1 if not given.
 
     Raises:
-      ValueError: there are fewer GPUs, or TensorFlow has made its devices already.
+      ValueError: there are fewer GPUs, or TensorFlow has made fewer virtual CPU devices already.
     """
     if replicas is not None and replicas < 1:
-        raise ValueError(f"replicas must be at least 1, found {replicas}")
-    gpus = tf.config.list_physical_devices("GPU")
-    if gpus:
-        count = replicas or len(gpus)
-        if count > len(gpus):
-            raise ValueError(
-                f"{count} replicas need {count} GPUs, and there are {len(gpus)}; CUDA_VISIBLE_DEVICES='' uses CPUs"
+        raise UsageError(f"replicas must be at least 1, found {replicas}")
+    there = sum(_logical_gpus().values())
+    if there:
+        count = replicas or there
+        if count > there:
+            raise UsageError(
+                f"{count} replicas need {count} GPUs, and there are {there}; CUDA_VISIBLE_DEVICES='' uses CPUs"
             )
-        for gpu in gpus:
-            tf.config.experimental.set_memory_growth(gpu, True)
+        _limit_gpu_memory()
         return [f"/gpu:{i}" for i in range(count)]
     count = replicas or default or 1
     make_virtual_cpus(count)
@@ -53,7 +62,7 @@ def make_virtual_cpus(count: int) -> None:
     try:
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
     except RuntimeError:
-        raise ValueError(
+        raise UsageError(
             f"{count} virtual CPU devices are wanted, but TensorFlow has made {max(1, len(known or []))} already; "
             "call tf2dist.join or make_strategy before any operation"
         ) from None
@@ -61,8 +70,51 @@ def make_virtual_cpus(count: int) -> None:
 
 def hide_gpus() -> None:
     """Hides GPUs from this process: a coordinator computes nothing, and its workers may be on the same host."""
-    if tf.config.list_physical_devices("GPU"):
-        tf.config.set_visible_devices([], "GPU")
+    if tf.config.get_visible_devices("GPU"):
+        try:
+            tf.config.set_visible_devices([], "GPU")
+        except RuntimeError:
+            raise UsageError(
+                "TensorFlow has taken this process's GPUs already, which its workers need; call tf2dist.join or "
+                "make_strategy before any operation"
+            ) from None
+
+
+def physical_gpus(replicas: Sequence[str]) -> list[int]:
+    """Returns the number of the GPU that each of these devices is on, or is a part of; nothing for CPUs."""
+    owners = [gpu for gpu, parts in enumerate(_logical_gpus().values()) for _ in range(parts)]
+    specs = [tf.DeviceSpec.from_string(replica) for replica in replicas]
+    return [owners[spec.device_index] for spec in specs if spec.device_type == "GPU"]
+
+
+def gpu_memory_limit() -> int | None:
+    """Returns how many MiB this process may take of each GPU; None for what it needs."""
+    return environment_variables.count(environment_variables.GPU_MEMORY, os.environ)
+
+
+def _logical_gpus() -> dict[str, int]:
+    """Into how many devices the program has divided each GPU that this process sees: one, mostly."""
+    return {
+        gpu.name: len(tf.config.get_logical_device_configuration(gpu) or [gpu])
+        for gpu in tf.config.get_visible_devices("GPU")
+    }
+
+
+def _limit_gpu_memory() -> None:
+    """Has TensorFlow take the memory of a GPU as it needs it, or up to the limit; by itself it takes all of it.
+
+    How the program has divided GPUs before stays, and so does what TensorFlow has taken already.
+    """
+    limit = gpu_memory_limit()
+    for gpu in tf.config.get_visible_devices("GPU"):
+        if tf.config.get_logical_device_configuration(gpu):
+            continue
+        with contextlib.suppress(RuntimeError):  # TensorFlow has made its devices
+            if limit is None:
+                eager_context.allow_memory_growth(gpu)
+            else:
+                part = tf.config.LogicalDeviceConfiguration(memory_limit=limit)
+                tf.config.set_logical_device_configuration(gpu, [part])
 
 
 def on_accelerators(strategy: tf.distribute.Strategy) -> bool:

@@ -20,7 +20,7 @@ from tf2dist.cluster.spec import Cluster, ClusterError, Task
 from tf2dist.runtime.logging_setup import log_to_stderr, quiet_tensorflow
 from tf2dist.runtime.process_exit import exit_now
 from tf2dist.runtime.tensorflow_import import import_tensorflow
-from tf2dist.system import linux
+from tf2dist.system import gpus, linux
 
 _LEADER_FIRST = 1.0  # seconds after the coordinator's loss: a launcher is to see its exit before this process's
 _log = logging.getLogger("tf2dist")
@@ -42,7 +42,7 @@ def serve(cluster: Cluster, limit: float | None = None) -> None:
         tf = import_tensorflow()
         from tf2dist.runtime import session_options
 
-        options = session_options.make(cluster)
+        options = session_options.make_for_server(cluster)
         server = tf.distribute.Server(
             cluster.spec, job_name=cluster.task.job, task_index=cluster.task.index, protocol="grpc", config=options
         )
@@ -68,13 +68,17 @@ def serve_and_exit(cluster: Cluster, limit: float) -> NoReturn:
 def fork_worker_0_server(cluster: Cluster, limit: float) -> None:
     """Starts worker 0's server as a child process of the coordinator that worker 0 also is.
 
-    A fork before TensorFlow has touched a device is safe, also after its import.
+    A fork before TensorFlow has touched a device is safe, also after its import; CUDA in a child of a process that has
+    opened its driver is not.
     """
+    first = "tf2dist.join must come before the first TensorFlow operation of the process, and before it lists devices"
+    if gpus.driver_is_open():
+        raise RuntimeError(first)
     if "tensorflow" in sys.modules:
         from tf2dist.compat import eager_context
 
         if eager_context.is_initialized():
-            raise RuntimeError("tf2dist.join must come before the first TensorFlow operation of the process")
+            raise RuntimeError(first)
     parent = os.getpid()
     sys.stdout.flush()
     sys.stderr.flush()

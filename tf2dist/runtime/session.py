@@ -15,7 +15,7 @@ from tf2dist.cluster import environments, rendezvous
 from tf2dist.cluster.loss_policy import LossPolicy
 from tf2dist.cluster.roles import Role, followers_of, leader_of, role_of
 from tf2dist.cluster.spec import Cluster, Task
-from tf2dist.cluster.strategies import STRATEGIES
+from tf2dist.cluster.strategies import check_strategy
 from tf2dist.cluster.task_monitor import FollowerMonitor, LeaderMonitor
 from tf2dist.runtime import failure_line, tensorflow_import
 from tf2dist.runtime.failure_reporter import FailureReporter
@@ -133,10 +133,10 @@ def join(
     Raises:
       ClusterError: a cluster that cannot be, or does not fit the strategy, or a port in use.
       RendezvousError: a task that is missing after `start_timeout`, or was started differently.
-      ValueError: an unknown name, or devices that are not there.
+      UsageError: an unknown name, or `replicas` where a strategy has one replica a process.
+      ValueError: devices that are not there.
     """
-    if name not in STRATEGIES:
-        raise ValueError(f"unknown strategy {name!r}; strategies are {', '.join(STRATEGIES)}")
+    check_strategy(name, replicas)
     if cluster is None:  # also for strategies of one process: each task of a job would train by itself, unseen
         cluster = environments.from_environment()
     role = role_of(name, cluster)
@@ -213,7 +213,7 @@ def _make_strategy(
     from tf2dist.runtime.strategies import make_strategy
 
     with tensorflow_import.held_back_stderr():
-        session.strategy = make_strategy(name, replicas=replicas, cluster=cluster)
+        session.strategy = make_strategy(name, replicas=replicas, cluster=cluster, start_timeout=session.start_timeout)
     return session.strategy
 
 

@@ -1,4 +1,4 @@
-"""TensorFlow's session options of a cluster's tasks: thread spinning, and no GPU for a ps."""
+"""TensorFlow's session options of a cluster's tasks: thread spinning, no GPU for a ps, and memory of GPUs."""
 
 # TensorFlow ships no types.
 # pyright: strict, reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tf2dist.cluster.spec import Cluster
 from tf2dist.compat import eager_context
+from tf2dist.runtime import devices
 
 
 def make(cluster: Cluster) -> tf.compat.v1.ConfigProto:
@@ -22,8 +23,19 @@ def make(cluster: Cluster) -> tf.compat.v1.ConfigProto:
     """
     options = tf.compat.v1.ConfigProto()
     options.experimental.disable_thread_spinning = cluster.crowd > (os.cpu_count() or 1)
+    options.gpu_options.allow_growth = True  # or TensorFlow's server takes all memory of all GPUs that it sees
     if cluster.task.job == "ps":
         options.device_count["GPU"] = 0  # it holds variables in the host's memory
+    return options
+
+
+def make_for_server(cluster: Cluster) -> tf.compat.v1.ConfigProto:
+    """Returns the options of a task that only serves: those of `make`, with the limit on its GPUs' memory."""
+    options = make(cluster)
+    limit = devices.gpu_memory_limit()
+    if limit is not None and cluster.task.job != "ps":
+        for _ in tf.config.get_visible_devices("GPU"):
+            options.gpu_options.experimental.virtual_devices.add(memory_limit_mb=[limit])
     return options
 
 

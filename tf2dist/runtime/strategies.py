@@ -7,40 +7,49 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import tensorflow as tf
 
+from tf2dist.cluster import rendezvous
 from tf2dist.cluster.roles import Role, role_of
 from tf2dist.cluster.spec import Cluster
-from tf2dist.cluster.strategies import STRATEGIES
+from tf2dist.cluster.strategies import STRATEGIES, check_strategy
+from tf2dist.compat.cancellation import cancel_by_own_manager
 from tf2dist.compat.central_storage import aggregate_by_default
 from tf2dist.compat.eager_operations import run_operations_without_functions
 from tf2dist.compat.fetched_results import fetch_without_functions
+from tf2dist.compat.generated_code import remove_files_at_once
 from tf2dist.compat.gil_released_calls import release_gil_in_remote_calls
 from tf2dist.compat.own_executors import use_own_executors
 from tf2dist.compat.scheduled_functions import observe_scheduling
 from tf2dist.compat.strategies import mirrored
-from tf2dist.runtime import devices, session_options
+from tf2dist.errors import UsageError
+from tf2dist.runtime import devices, gpu_communication, session_options
 
 __all__ = ["STRATEGIES", "make_strategy"]
 
 
-def make_strategy(name: str, *, replicas: int | None = None, cluster: Cluster | None = None) -> tf.distribute.Strategy:
+def make_strategy(
+    name: str, *, replicas: int | None = None, cluster: Cluster | None = None, start_timeout: float | None = None
+) -> tf.distribute.Strategy:
     """Makes the strategy; must come before any other use of TensorFlow in the process.
 
     Args:
       name: one of STRATEGIES.
-      replicas: devices to use in each process: GPUs, or virtual CPU devices where there are none. All GPUs if not
-        given; without GPUs 2 for "mirrored" and "central", which exist to use several, else 1.
+      replicas: devices to use in each process, for "mirrored", "central" and "multiworker": GPUs, or virtual CPU
+        devices where there are none. All GPUs if not given; without GPUs 2, or 1 for "multiworker". "one" uses one
+        device, and under "ps" a worker uses all that it sees.
       cluster: for "multiworker" and "ps", with this process as a peer, or as the coordinator.
+      start_timeout: seconds that a coordinator waits for its servers; `rendezvous.start_timeout` if not given.
 
     Raises:
-      ValueError: the name is unknown, or devices are missing.
+      ValueError: the name is unknown, the strategy has no use for `replicas`, or devices are missing.
       ClusterError: the cluster does not fit the strategy.
     """
-    if name not in STRATEGIES:
-        raise ValueError(f"unknown strategy {name!r}; strategies are {', '.join(STRATEGIES)}")
+    check_strategy(name, replicas)
     role = role_of(name, cluster)
+    remove_files_at_once()
     if name == "one":
         return tf.distribute.OneDeviceStrategy(devices.replica_devices(replicas or 1)[0])
     if name == "mirrored":
@@ -50,13 +59,13 @@ def make_strategy(name: str, *, replicas: int | None = None, cluster: Cluster | 
     assert cluster is not None  # role_of has seen to it
     session_options.use(cluster)
     if name == "multiworker":
-        devices.replica_devices(replicas)
-        return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=_resolver(cluster, member=True))
+        return _multiworker(cluster, devices.replica_devices(replicas))
     if role is not Role.COORDINATOR:
-        raise ValueError(f"{cluster.task} is a server: it has no strategy; tf2dist.serve runs it")
+        raise UsageError(f"{cluster.task} is a server: it has no strategy; tf2dist.serve runs it")
     devices.hide_gpus()
-    release_gil_in_remote_calls()
+    release_gil_in_remote_calls(start_timeout or rendezvous.start_timeout())
     use_own_executors()
+    cancel_by_own_manager()
     run_operations_without_functions()
     observe_scheduling()
     fetch_without_functions()
@@ -66,7 +75,17 @@ def make_strategy(name: str, *, replicas: int | None = None, cluster: Cluster | 
 @functools.cache
 def _mirrored(*compute: str) -> tf.distribute.Strategy:
     """Returns one strategy object for the same devices."""
-    return mirrored(compute)
+    return mirrored(compute, gpu_communication.within_process(compute))
+
+
+def _multiworker(cluster: Cluster, compute: list[str]) -> tf.distribute.Strategy:
+    """Returns a strategy with these replicas in each process."""
+    processes = cluster.count("worker") + cluster.count("chief")
+    options = gpu_communication.between_processes(compute, processes)
+    # Without the number of GPUs the strategy would train on the CPU: TensorFlow's resolver does not count them.
+    gpus = len(devices.physical_gpus(compute))
+    resolver = _resolver(cluster, member=True, num_accelerators={"GPU": gpus} if gpus else None)
+    return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver, communication_options=options)
 
 
 def _central(compute: list[str]) -> tf.distribute.Strategy:
@@ -76,8 +95,11 @@ def _central(compute: list[str]) -> tf.distribute.Strategy:
     return strategy
 
 
-def _resolver(cluster: Cluster, *, member: bool) -> tf.distribute.cluster_resolver.ClusterResolver:
+def _resolver(
+    cluster: Cluster, *, member: bool, num_accelerators: dict[str, int] | None = None
+) -> tf.distribute.cluster_resolver.ClusterResolver:
     """Returns TensorFlow's resolver of the cluster; a coordinator that is no chief is no member of it."""
-    task = {"task_type": cluster.task.job, "task_id": cluster.task.index} if member else {}
+    task: dict[str, Any] = {"task_type": cluster.task.job, "task_id": cluster.task.index} if member else {}
+    task["num_accelerators"] = num_accelerators  # of this task
     spec = tf.train.ClusterSpec(cluster.spec)
     return tf.distribute.cluster_resolver.SimpleClusterResolver(spec, rpc_layer="grpc", **task)

@@ -1,3 +1,3 @@
 """What Linux offers and Python does not: process trees, files that are there whole or not at all, commands.
 
-Imports nothing of this project and no TensorFlow."""
+Environment variables and GPUs too. Imports `tf2dist.errors` and no TensorFlow."""

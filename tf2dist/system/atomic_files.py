@@ -32,8 +32,13 @@ def replacing(*paths: str) -> Generator[list[str]]:
                 os.remove(part)
         raise
     for folder in {folder for folder, _ in places}:
-        with contextlib.suppress(OSError):  # some file systems cannot flush a directory; the files are in place
-            flush(folder)
+        flush_directory(folder)
+
+
+def flush_directory(folder: str) -> None:
+    """Makes the names in a directory durable, where the file system can; the files are in place in any case."""
+    with contextlib.suppress(OSError):
+        flush(folder)
 
 
 def save(model: Any, path: str) -> None:

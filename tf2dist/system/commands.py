@@ -1,7 +1,14 @@
-"""The argument parser of this project's commands."""
+"""What this project's commands share: their argument parser, and what they are called."""
 
 import argparse
+import os
+import sys
 from typing import NoReturn
+
+
+def as_called(command: str, module: str) -> str:
+    """A command as the user has called it: through the console command, or its module."""
+    return f"tf2dist {command}" if os.path.basename(sys.argv[0]) == "tf2dist" else f"python -m {module}"
 
 
 class Parser(argparse.ArgumentParser):

@@ -6,8 +6,11 @@ START_TIMEOUT = "TF2DIST_START_TIMEOUT"  # seconds that a task waits for the oth
 LAUNCHED_AT = "TF2DIST_LAUNCHED_AT"  # Unix time at which the user's command began
 PREPARED = "TF2DIST_PREPARED"  # what a launching trainer has found out for all its processes, as JSON
 WORKERS_GRACE = "TF2DIST_WORKERS_GRACE"  # seconds that a ps job without workers waits for them
+BATCH_TIMEOUT = "TF2DIST_BATCH_TIMEOUT"  # seconds that Python may take to make a batch
 SLURM_TASKS = "TF2DIST_TASKS"  # which tasks a Slurm job has, in the order of their numbers: "chief:1,worker:2,ps:1"
 SLURM_PORT = "TF2DIST_PORT"  # the port of task 0 of a Slurm job; task n has this plus n
+GPU_MEMORY = "TF2DIST_GPU_MEMORY"  # MiB that a process may take of each GPU that it sees
+GPUS_SHARED_BY = "TF2DIST_GPUS_SHARED_BY"  # how many processes of the job use one GPU; 1 if not set
 
 # Set before TensorFlow is imported, unless the user has set them.
 TENSORFLOW_DEFAULTS = {
@@ -33,3 +36,15 @@ def seconds(name: str, environ: Mapping[str, str], default: float) -> float:
     if not 0 < found < float("inf"):
         raise ValueError(f"{name} is {text!r}; it must be a number of seconds above 0")
     return found
+
+
+def count(name: str, environ: Mapping[str, str]) -> int | None:
+    """Returns the whole number above 0 that a variable holds; None if it is not set.
+
+    Raises:
+      ValueError: it holds something else; in one line.
+    """
+    text = environ.get(name, "")
+    if text and not (text.isascii() and text.isdecimal() and int(text)):
+        raise ValueError(f"{name} is {text!r}; it must be a whole number above 0")
+    return int(text) if text else None

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable
 
 if sys.platform != "linux":
-    raise ImportError(f"launch needs Linux, and this is {sys.platform}")
+    raise ImportError(f"tf2dist needs Linux, and this is {sys.platform}")
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36

@@ -16,6 +16,7 @@ import keras
 
 from tf2dist.compat import model_methods
 from tf2dist.compat.model import logs_in_order, overridden_step
+from tf2dist.errors import UsageError
 from tf2dist.input.data_adapter import FiniteDataAdapter
 from tf2dist.input.keras_arguments import as_data, split_rows
 from tf2dist.input.make_adapter import make_data_adapter, make_finite_adapter, takes_batch_size
@@ -81,12 +82,13 @@ def fit(
       model: compiled, made inside of `strategy.scope()`.
       x, y, sample_weight: arrays, with `batch_size`; several inputs or outputs are a list or dictionary of arrays.
         Or, as `x` alone: a tuple `(x, y)` or `(x, y, sample_weight)` of those, `tf2dist.Examples`, a
-        `tf.data.Dataset` of global batches (in a multi-worker job every peer must read it in the same order), or a
-        function of a `tf.distribute.InputContext` that returns a Dataset of one replica's batches. Datasets are not
-        autotuned unless their options set `autotune.enabled = True` (see `tf2dist.input.without_autotune`).
+        `tf.data.Dataset` of global batches (in a multi-worker job every peer must read it in the same order), a
+        `keras.utils.PyDataset`, a generator, a torch `DataLoader` or another iterable of such batches, or a function of
+        a `tf.distribute.InputContext` that returns a Dataset of one replica's batches. Datasets are not autotuned
+        unless their options set `autotune.enabled = True` (see `tf2dist.input.without_autotune`).
       batch_size, shuffle, seed: for arrays: the examples in a global batch (if not given, as many as make
         `steps_per_epoch` batches of a pass, else 32), a new order for each pass, and what the orders follow from: two
-        calls with the same seed read the same orders.
+        calls with the same seed read the same orders. The last two are for the batches of a `PyDataset`, too.
       epochs: the number of the epoch after the last one, as in Keras.
       verbose: 0, 1, 2 or "auto": Keras's progress bar, "auto" on a terminal only.
       callbacks: one or many of Keras, and `tf2dist.Checkpoint`, which goes on where an earlier call was killed. Hooks
@@ -103,7 +105,7 @@ def fit(
       initial_epoch: the epoch to go on from; the data goes on from there too, so that two calls see what one would.
         (Keras begins with the data anew, which is another place where an epoch is not a whole number of passes.)
       steps_per_epoch: updates in an epoch; one pass over the data if not given. An endless dataset and a function
-        need it.
+        need it; a generator without it is read to its end first, and its batches are kept.
       steps_per_execution: steps in one call of a `tf.function`; chosen from the time they take if not given.
       parameter_server: for a parameter server strategy: how workers make their updates.
 
@@ -113,6 +115,7 @@ def fit(
     Raises:
       ValueError: when the model is not compiled or cannot be trained on its strategy, the data cannot be used or
         does not fit the model, or the loss has become NaN.
+      Exception: what the user's data has raised.
     """
     model_validation.check_compiled(model)
     epochs = _capped(epochs, keras.config.max_epochs(), "epochs") or 0
@@ -136,19 +139,19 @@ def fit(
     validation = None if validation_data is None or validates_itself else adapt_validation()
     epoch_steps = _capped(steps_per_epoch or adapter.steps, keras.config.max_steps_per_epoch(), "steps_per_epoch")
     if not epoch_steps:
-        raise ValueError("the data is endless or empty: say how long an epoch is with steps_per_epoch")
+        raise UsageError("the data is endless or empty: say how long an epoch is with steps_per_epoch")
     prepared = prepare(model, parameter_server or ParameterServer())
     prepared.build(adapter)
     if validation is not None and overridden_step(model):
         prepared.build(validation, "test_step")  # what it cannot do is to be known before an epoch is over
     if session.current().is_evaluator:
         if validation is None:
-            raise ValueError("an evaluator evaluates validation_data: give fit some")
+            raise UsageError("an evaluator evaluates validation_data: give fit some")
         directory = evaluator.checkpoint_of(callbacks).directory
         return evaluator.follow(prepared, directory, validation, make_callback_list(model, (), steps=validation.steps))
     announced = epoch_steps if steps_per_epoch or adapter.announced_steps else None
     callback_list = make_callback_list(
-        model, callbacks, verbose=verbose, epochs=epochs, steps=announced, add_history=True
+        model, callbacks, verbose=verbose, epochs=epochs, steps=announced, add_history=True, last=Checkpoint
     )
 
     if steps_per_execution is None and need_every_batch(prepared.strategy, callback_list):
@@ -173,11 +176,11 @@ def fit(
     try:
         return loop.run(initial_epoch, epochs, None if validation_data is None else validate, validation_freq)
     except BaseException:
-        with contextlib.suppress(Exception):  # this error says more; the next call cancels what is left
-            prepared.dispatcher.cancel()
-        for callback in callback_list.callbacks:
+        for callback in callback_list.callbacks:  # first, since who cannot wait for the rest interrupts it again
             if isinstance(callback, Checkpoint):
                 callback.failed()
+        with contextlib.suppress(Exception):  # this error says more; the next call cancels what is left
+            prepared.dispatcher.cancel()
         raise
 
 
@@ -283,5 +286,12 @@ def bind(model: _Model) -> _Model:
 
 
 def updates(model: keras.Model) -> int:
-    """How many updates the model's optimizer has applied in its life."""
+    """How many updates the model's optimizer has applied in its life.
+
+    Raises:
+      ValueError: the model is not compiled, or was compiled without an optimizer.
+    """
+    model_validation.check_compiled(model)
+    if model.optimizer is None:
+        raise UsageError("the model was compiled without an optimizer, which would count its updates")
     return int(model.optimizer.iterations.numpy())

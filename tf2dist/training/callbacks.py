@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf2dist.errors import UsageError
 from tf2dist.runtime import collectives
 
 _log = logging.getLogger("tf2dist")
@@ -25,6 +26,13 @@ _WRITERS = (
 )
 
 
+# What they do at the end leaves the weights as they are.
+_LEAVE_WEIGHTS = (
+    *_WRITERS,
+    keras.callbacks.History,
+    keras.callbacks.ProgbarLogger,
+    keras.callbacks.ReduceLROnPlateau,
+)
 _BATCH_HOOKS = {
     "training": ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end"),
     "evaluation": ("on_test_batch_begin", "on_test_batch_end"),
@@ -51,7 +59,7 @@ def as_list(callbacks: Any) -> list[keras.callbacks.Callback]:
     found = tf.nest.flatten(callbacks) if callbacks else []
     wrong = [c for c in found if not isinstance(c, keras.callbacks.Callback)]
     if wrong:
-        raise ValueError(f"callbacks must be keras.callbacks.Callback objects, found {type(wrong[0]).__name__}")
+        raise UsageError(f"callbacks must be keras.callbacks.Callback objects, found {type(wrong[0]).__name__}")
     return found
 
 
@@ -63,19 +71,36 @@ def make_callback_list(
     epochs: int = 1,
     steps: int | None,
     add_history: bool = False,
+    last: type | tuple[type, ...] = (),
 ) -> keras.callbacks.CallbackList:
     """The callbacks that run in this process, and a progress bar if `verbose`.
 
     Args:
       verbose: 0, 1, 2 or "auto", which is 1 on a terminal and 0 elsewhere.
+      last: callbacks of these classes come after all others.
     """
     verbose = int(sys.stdout is not None and sys.stdout.isatty()) if verbose == "auto" else int(verbose)
     rank = collectives.peers(model.distribute_strategy)[1]
     mine = [c for c in callbacks if rank == 0 or not isinstance(c, _WRITERS)]
+    mine.sort(key=lambda c: isinstance(c, last))  # which is a stable sort
     add_progbar = bool(verbose) and rank == 0
     return keras.callbacks.CallbackList(
         mine, add_history, add_progbar, model, verbose=verbose, epochs=epochs, steps=steps
     )
+
+
+def may_change_weights_at_the_end(callbacks: Sequence[keras.callbacks.Callback]) -> bool:
+    """May one of them give weights other values in `on_train_end`, as `EarlyStopping` does with the best ones?"""
+
+    def may(callback: keras.callbacks.Callback) -> bool:
+        if isinstance(callback, keras.callbacks.EarlyStopping):
+            return callback.restore_best_weights
+        if isinstance(callback, _LEAVE_WEIGHTS):
+            return False
+        hook = callback.on_train_end
+        return getattr(hook, "__func__", None) is not keras.callbacks.Callback.on_train_end
+
+    return any(map(may, callbacks))
 
 
 def history_of(callbacks: keras.callbacks.CallbackList) -> keras.callbacks.History:

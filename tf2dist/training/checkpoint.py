@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import pickle
@@ -20,7 +19,9 @@ import keras
 
 from tf2dist.compat.model import restored_variables
 from tf2dist.compat.optimizers import changes_weights_at_the_end
+from tf2dist.errors import UsageError
 from tf2dist.runtime import collectives, session
+from tf2dist.system.local_paths import check_local
 from tf2dist.training import checkpoint_files
 from tf2dist.training.training_progress import SavedProgress, TrainingState
 from tf2dist.training.training_status import StatusUpdates
@@ -36,13 +37,15 @@ class Checkpoint(keras.callbacks.Callback):
     epoch. One task of the job reads and writes, so the directory need not be shared, unless an evaluator follows it.
 
     Args:
-      directory: created if it does not exist.
+      directory: created if it does not exist; on a local or mounted file system, no URL.
       every_steps, every_seconds: when to save, whichever comes first, checked after each execution; every 600
         seconds if neither is given. The end of training is always saved.
-      keep: how many checkpoints to keep, the newest ones.
+      keep: how many checkpoints to keep, the newest ones. A damaged one is none of them: when the next one has been
+        written it is set aside, as `damaged-checkpoint-N`.
 
     Raises:
-      ValueError: numbers that are not positive; from `fit`, a CheckpointError for one that does not fit the model.
+      ValueError: numbers that are not positive, a directory that is a URL; from `fit`, a CheckpointError for one that
+        does not fit the model.
     """
 
     def __init__(
@@ -57,14 +60,16 @@ class Checkpoint(keras.callbacks.Callback):
         given = {"every_steps": every_steps, "every_seconds": every_seconds, "keep": keep}
         for name, value in given.items():
             if value is not None and not value > 0:
-                raise ValueError(f"{name} must be positive, found {value}")
+                raise UsageError(f"{name} must be positive, found {value}")
         self.directory: str = os.fspath(directory)
+        check_local(f"directory={self.directory}", self.directory)
         self.every_steps, self.keep = every_steps, keep
         self.every_seconds = 600.0 if every_steps is None and every_seconds is None else every_seconds
         self._state: TrainingState | None = None
         self._writes = False  # one task of the job does
         self._saved_step, self._saved_at = 0, 0.0
         self._status: StatusUpdates | None = None
+        self._damaged: list[str] = []  # to be set aside
 
     def begin(self, state: TrainingState, start: int) -> SavedProgress | None:
         """Restores the newest checkpoint into the model. Called by `fit`, in every peer.
@@ -97,6 +102,7 @@ class Checkpoint(keras.callbacks.Callback):
         return SavedProgress(int(step), pickle.loads(told[0]))
 
     def _restore_newest(self, state: TrainingState, start: int) -> SavedProgress | None:
+        self._damaged = []
         for path in reversed(checkpoint_files.list_checkpoints(self.directory)):
             try:
                 step = checkpoint_files.step_of(path)
@@ -104,8 +110,9 @@ class Checkpoint(keras.callbacks.Callback):
                     _log.warning("%s is of step %d, and training begins at %d: it is not restored", path, step, start)
                     return None
                 return checkpoint_files.read_checkpoint(state.model, path)
-            except (OSError, KeyError, json.JSONDecodeError) as error:
+            except checkpoint_files.DamagedError as error:
                 _log.warning("tf2dist: %s is damaged (%s); trying the one before", path, error)
+                self._damaged.append(path)
         return None
 
     def is_due(self) -> bool:
@@ -125,23 +132,30 @@ class Checkpoint(keras.callbacks.Callback):
           again: also if one of this step was written, since when the weights have changed.
 
         Raises:
-          OSError: it cannot be written; no part of it is left.
+          CheckpointError: it cannot be written, the disk being full, say (it is an OSError too); no part of it is left,
+        and the ones before it stay.
         """
         assert self._state is not None  # fit has begun
         self._saved_at = time.monotonic()
         progress = self._state.progress()
         if progress.global_step == self._saved_step and not again:
             return
-        checkpoint_files.write_checkpoint(self._state.model, progress, self.directory)
+        written = checkpoint_files.write_checkpoint(self._state.model, progress, self.directory)
         self._saved_step = progress.global_step
+        # A damaged one is of a higher step, so it would count as the newest, and good ones would be removed for it.
+        for path in self._damaged:
+            if path != written:
+                with contextlib.suppress(OSError):  # somebody has removed it
+                    checkpoint_files.set_aside(path)
+        self._damaged = []
         for path in checkpoint_files.list_checkpoints(self.directory)[: -self.keep]:
             shutil.rmtree(path, ignore_errors=True)
 
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
         if self._state is not None and self._writes:
-            changed = changes_weights_at_the_end(self._state.model.optimizer)
-            if self._state.has_trained or (changed and self._saved_step):
-                self.save(again=changed)
+            averaged = changes_weights_at_the_end(self._state.model.optimizer)
+            if self._state.has_trained or (averaged and self._saved_step):
+                self.save(again=averaged or self._state.changes_at_the_end)
             self._end_status("done")
         self._state = None
 

@@ -15,7 +15,7 @@ def shapes_of(model: keras.Model) -> Shapes:
     """The shapes of a model's and its optimizer's variables; names of variables change from process to process."""
     return {
         "model": [list(v.shape) for v in model.variables],
-        "optimizer": [list(v.shape) for v in model.optimizer.variables],
+        "optimizer": [list(v.shape) for v in model.optimizer.variables] if model.optimizer else [],
     }
 
 

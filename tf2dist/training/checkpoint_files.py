@@ -1,27 +1,45 @@
 """The files of checkpoints: written whole or not at all, listed and read.
 
 `directory/checkpoint-1200/` holds `model.weights.h5` (model and optimizer, as `keras.Model.load_weights` reads it)
-and `state.json`; `directory/status.json` is described in `training_status`.
+and `state.json`, with what that leaves out; `directory/status.json` is described in `training_status`. One that was
+found to be damaged is kept as `directory/damaged-checkpoint-1200/`, where nothing reads it.
 """
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import json
 import os
 import re
 import secrets
 import shutil
 
+import h5py
 import keras
 import numpy as np
+import tensorflow as tf
 
-from tf2dist.system.atomic_files import flush
+from tf2dist.compat.model import seed_states
+from tf2dist.errors import CheckpointError
+from tf2dist.system.atomic_files import flush, flush_directory
 from tf2dist.training.checkpoint_compatibility import check_shapes, shapes_of
 from tf2dist.training.training_progress import SavedProgress
 from tf2dist.training.training_status import STATUS_FILE
 
 _NAME = re.compile(r"checkpoint-(\d+)")
+_REPLACED = re.compile(r"\.(checkpoint-\d+)\.replaced")
+_MAY_BE_READ_LATER = {errno.EACCES, errno.EPERM, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR}
+_HDF5_BYTES = 8192  # that it adds to each variable, at most
 _WEIGHTS, _STATE = "model.weights.h5", "state.json"
+
+
+class DamagedError(Exception):
+    """A checkpoint cannot be read; the message says why."""
+
+
+class UnwrittenError(CheckpointError, OSError):
+    """A checkpoint cannot be written, since the disk is full, say; nothing of it is left."""
 
 
 def list_checkpoints(directory: str) -> list[str]:
@@ -29,6 +47,15 @@ def list_checkpoints(directory: str) -> list[str]:
     names = os.listdir(directory) if os.path.isdir(directory) else []
     found = sorted((int(match[1]), name) for name in names if (match := _NAME.fullmatch(name)))
     return [os.path.join(directory, name) for _, name in found]
+
+
+def written_at(path: str) -> tuple[int, int] | None:
+    """Something that is another when a checkpoint was replaced by one of the same step; None if it is not there."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def step_of(path: str) -> int:
@@ -40,52 +67,146 @@ def write_checkpoint(model: keras.Model, progress: SavedProgress, directory: str
     """Writes a checkpoint and returns its path. Readers see all of it or nothing.
 
     Raises:
-      OSError: the disk is full, say; nothing is left.
+      UnwrittenError: the disk is full, say; nothing is left, and a checkpoint of the same step stays.
     """
-    os.makedirs(directory, exist_ok=True)
-    path = os.path.join(directory, f"checkpoint-{progress.global_step}")
-    unfinished = os.path.join(directory, f".checkpoint-{progress.global_step}.{secrets.token_hex(4)}.part")
+    name = f"checkpoint-{progress.global_step}"
+    path = os.path.join(directory, name)
+    unfinished = os.path.join(directory, f".{name}.{secrets.token_hex(4)}.part")
     try:
+        os.makedirs(directory, exist_ok=True)
         os.mkdir(unfinished)
-        model.save_weights(os.path.join(unfinished, _WEIGHTS))
-        state = {
-            "global_step": progress.global_step,
-            "metric_sums": [np.asarray(t).tolist() for t in progress.metric_sums],
-            "shapes": shapes_of(model),
-        }
-        with open(os.path.join(unfinished, _STATE), "w") as file:
-            json.dump(state, file)
-        for name in (_WEIGHTS, _STATE):
-            flush(os.path.join(unfinished, name))
-        if os.path.isdir(path):  # from a training that was further, or damaged
-            shutil.rmtree(path)
-        os.rename(unfinished, path)
+        _write_files(model, progress, unfinished)
+        _put_in_place(unfinished, path)
+    except OSError as error:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        why = os.strerror(error.errno) if error.errno else " ".join(str(error).split())
+        raise UnwrittenError(f"{path} cannot be written: {why}; the checkpoints before it are kept") from None
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
     return path
 
 
+def _write_files(model: keras.Model, progress: SavedProgress, directory: str) -> None:
+    weights = os.path.join(directory, _WEIGHTS)
+    _check_room(model, directory)
+    model.save_weights(weights)
+    state = {
+        "global_step": progress.global_step,
+        "metric_sums": [np.asarray(t).tolist() for t in progress.metric_sums],
+        "seed_states": [v.numpy().tolist() for v in seed_states(model)],
+        "shapes": shapes_of(model),
+        "weights_sha256": _sha256(weights),
+    }
+    with open(os.path.join(directory, _STATE), "w") as file:
+        json.dump(state, file)
+    for path in (weights, os.path.join(directory, _STATE)):
+        flush(path)
+    flush_directory(directory)
+
+
+def _check_room(model: keras.Model, directory: str) -> None:
+    """Raises OSError where the weights cannot fit: HDF5 may end the process when a disk is full."""
+    sizes = [int(np.prod(v.shape)) * _bytes_of(v.dtype) for v in _stored(model)]
+    needed = sum(sizes) + _HDF5_BYTES * (len(sizes) + 8)
+    try:
+        found = os.statvfs(directory)
+    except OSError:
+        return  # some file systems cannot say
+    free = found.f_bavail if os.geteuid() else found.f_bfree
+    if found.f_blocks and free * found.f_frsize < needed:  # some do not know their size
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _stored(model: keras.Model) -> list[keras.Variable]:
+    every = [*model.variables, *(model.optimizer.variables if model.optimizer else ())]
+    return [v for v in every if v.dtype != "string"]
+
+
+def _bytes_of(dtype: str) -> int:
+    return tf.as_dtype(dtype).size  # NumPy knows no bfloat16
+
+
+def _put_in_place(unfinished: str, path: str) -> None:
+    """Renames a finished checkpoint; one of the same step is there until the new one is."""
+    folder, name = os.path.split(path)
+    replaced = os.path.join(folder, f".{name}.replaced")
+    if os.path.isdir(path):  # weights that have changed since, as by averages; or damaged
+        shutil.rmtree(replaced, ignore_errors=True)
+        os.rename(path, replaced)
+    try:
+        os.rename(unfinished, path)
+    except BaseException:
+        if os.path.isdir(replaced) and not os.path.isdir(path):
+            os.rename(replaced, path)
+        raise
+    flush_directory(folder)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
 def read_checkpoint(model: keras.Model, path: str) -> SavedProgress:
     """Reads a checkpoint into a built model and its optimizer.
 
     Raises:
-      OSError, KeyError, json.JSONDecodeError: it is damaged.
-      CheckpointError: it is of another model.
+      DamagedError: its files are incomplete or have changed; the model is as it was.
+      CheckpointError: it is of another model, or cannot be read now.
     """
-    with open(os.path.join(path, _STATE)) as file:
-        state = json.load(file)
-    step = state["global_step"] if "global_step" in state else state["position"]  # as it was called at first
-    sums = state["metric_sums"] if "metric_sums" in state else state["totals"]
-    progress = SavedProgress(int(step), [np.asarray(t, np.float64) for t in sums])
-    check_shapes(model, state["shapes"], path)
-    model.load_weights(os.path.join(path, _WEIGHTS))
+    weights = os.path.join(path, _WEIGHTS)
+    try:
+        with open(os.path.join(path, _STATE)) as file:
+            state = json.load(file)
+        step = state["global_step"] if "global_step" in state else state["position"]  # as it was called at first
+        sums = state["metric_sums"] if "metric_sums" in state else state["totals"]
+        progress, shapes = SavedProgress(int(step), [np.asarray(t, np.float64) for t in sums]), state["shapes"]
+        if state.get("weights_sha256", found := _sha256(weights)) != found:  # older ones have none
+            raise DamagedError(f"{_WEIGHTS} is not what was written")
+        check_shapes(model, shapes, path)
+        seeds = [np.asarray(s, np.int64) for s in state.get("seed_states", ())]  # older ones have none
+        if "weights_sha256" not in state:
+            with h5py.File(weights):
+                pass  # one that was cut off cannot be opened
+    except CheckpointError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DamagedError(f"{type(error).__name__}: {error}") from None
+    except OSError as error:
+        if error.errno in _MAY_BE_READ_LATER:
+            raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
+        raise DamagedError(f"{type(error).__name__}: {error}") from None
+    try:
+        model.load_weights(weights)
+    except Exception as error:  # Keras has loaded what fits, so no other checkpoint may take its place in silence
+        raise CheckpointError(
+            f"{path} cannot be restored; it may be of another model: {' '.join(str(error).split())}"
+        ) from None
+    for variable, value in zip(seed_states(model), seeds, strict=False):
+        variable.assign(value)
     return progress
 
 
+def _sha256(path: str) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def set_aside(path: str) -> None:
+    """Renames a damaged checkpoint, so that it is not among the others any more.
+
+    Raises:
+      OSError: it cannot be renamed.
+    """
+    folder, name = os.path.split(path)
+    aside = os.path.join(folder, f"damaged-{name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    os.rename(path, aside)
+
+
 def discard_unfinished(directory: str) -> None:
-    """Removes what a job that was killed while it wrote has left."""
+    """Removes what a job that was killed while it wrote has left, and puts back what it was about to replace."""
     for name in os.listdir(directory) if os.path.isdir(directory) else ():
-        if name.startswith((".checkpoint-", f".{STATUS_FILE}.")) and name.endswith(".part"):
-            path = os.path.join(directory, name)
+        path = os.path.join(directory, name)
+        if replaced := _REPLACED.fullmatch(name):
+            whole = os.path.join(directory, replaced[1])
+            shutil.rmtree(path, ignore_errors=True) if os.path.isdir(whole) else os.rename(path, whole)
+        elif name.startswith((".checkpoint-", f".{STATUS_FILE}.")) and name.endswith(".part"):
             shutil.rmtree(path, ignore_errors=True) if os.path.isdir(path) else os.remove(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from tf2dist.errors import UsageError
 from tf2dist.execution.dispatcher import Dispatcher
 from tf2dist.execution.replica_dispatcher import ReplicaDispatcher
 from tf2dist.parameter_server.asynchronous import AsynchronousDispatcher
@@ -19,7 +20,7 @@ def choose_dispatcher(strategy: tf.distribute.Strategy, options: ParameterServer
     """
     if not isinstance(strategy, tf.distribute.ParameterServerStrategy):
         if options != ParameterServer():
-            raise ValueError(f"parameter_server={options} is for strategy ps; this is {type(strategy).__name__}")
+            raise UsageError(f"parameter_server={options} is for strategy ps; this is {type(strategy).__name__}")
         return ReplicaDispatcher(strategy)
     if options.update == "sync":
         return SynchronousDispatcher(strategy, options)

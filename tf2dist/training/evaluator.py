@@ -6,20 +6,25 @@ when the training's status there was not updated for a while.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tf2dist.cluster.heartbeat import GRACE, TaskLostError
+from tf2dist.errors import UsageError
 from tf2dist.input.data_adapter import FiniteDataAdapter
 from tf2dist.runtime import session
 from tf2dist.training import checkpoint_files
 from tf2dist.training.checkpoint import Checkpoint
 from tf2dist.training.prepared_model import PreparedModel
+from tf2dist.training.training_progress import SavedProgress
 from tf2dist.training.training_status import read_status
 
 _POLL_SECONDS = 0.5
@@ -49,24 +54,47 @@ def follow(
     prepared.train_step(validation)  # makes the variables that are read from a checkpoint
     writer = tf.summary.create_file_writer(os.path.join(directory, "evaluation"))
     for path in _new_checkpoints(directory):
-        try:
-            step = checkpoint_files.read_checkpoint(prepared.model, path).global_step
-        except FileNotFoundError:
-            continue  # the training has made newer ones and removed it
+        progress = _read(prepared.model, path)
+        if progress is None:
+            continue
+        step = progress.global_step
         logs = prepared.evaluate(validation, callbacks)
         with writer.as_default(step=step):
-            for name, value in logs.items():
+            for name, value in _numbers(logs).items():
                 tf.summary.scalar(f"evaluation_{name}", value)
         writer.flush()
-        values = "  ".join(f"{name} {value:.4f}" for name, value in sorted(logs.items()))
+        values = "  ".join(f"{name} {value:.4f}" for name, value in sorted(_numbers(logs).items()))
         _log.info("evaluation after %d updates: %s", step, values)
         history.on_epoch_end(step, logs)
     writer.close()
     return history
 
 
+def _numbers(logs: Mapping[str, Any]) -> dict[str, float]:
+    """Logs with a name for each number: "f1_0" and so on for the entries of an array."""
+    several = {name: np.ravel(value) for name, value in logs.items() if np.ndim(value)}
+    entries = {f"{name}_{i}": float(v) for name, values in several.items() for i, v in enumerate(values)}
+    return {name: float(value) for name, value in logs.items() if name not in several} | entries
+
+
+def _read(model: keras.Model, path: str) -> SavedProgress | None:
+    """Reads a checkpoint; None if the training has removed it, or if it is damaged, which is logged."""
+    with contextlib.suppress(checkpoint_files.DamagedError):
+        return checkpoint_files.read_checkpoint(model, path)
+    time.sleep(_POLL_SECONDS)  # the training may be about to remove or to replace it
+    try:
+        return checkpoint_files.read_checkpoint(model, path)
+    except checkpoint_files.DamagedError as error:
+        if os.path.isdir(path):
+            _log.warning("tf2dist: %s is damaged (%s); it is not evaluated", path, error)
+        return None
+
+
 def _new_checkpoints(directory: str) -> Iterator[str]:
-    """Yields each checkpoint once, oldest first, waiting for more until the training has ended."""
+    """Yields each checkpoint once, oldest first, waiting for more until the training has ended.
+
+    One that is replaced by another of the same step, as the last one by that with averaged weights, is yielded again.
+    """
     began, seen = time.time(), set()
     changed, last = time.monotonic(), read_status(directory)
     limit = session.current().start_timeout
@@ -77,8 +105,9 @@ def _new_checkpoints(directory: str) -> Iterator[str]:
             changed, last, running = time.monotonic(), (state, when), True
         fresh = running or when >= began
         for path in checkpoint_files.list_checkpoints(directory) if fresh else ():
-            if path not in seen:
-                seen.add(path)
+            version = path, checkpoint_files.written_at(path)
+            if version not in seen and version[1] is not None:
+                seen.add(version)
                 yield path
         if (state, when) != read_status(directory):
             continue
@@ -103,7 +132,7 @@ def checkpoint_of(callbacks) -> Checkpoint:
     """
     found = [c for c in callbacks if isinstance(c, Checkpoint)]
     if not found:
-        raise ValueError(
+        raise UsageError(
             "an evaluator follows checkpoints: give fit callbacks=[tf2dist.Checkpoint(directory)], the directory being "
             "the same in every task"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,12 +14,19 @@ from tf2dist.execution.steps_per_execution import StepsPerExecutionTuner
 from tf2dist.input.data_adapter import DataAdapter
 from tf2dist.runtime import collectives
 from tf2dist.training import model_validation
-from tf2dist.training.callbacks import has_batch_hooks, history_of, needs_batch_logs
+from tf2dist.training.callbacks import (
+    has_batch_hooks,
+    history_of,
+    may_change_weights_at_the_end,
+    needs_batch_logs,
+)
 from tf2dist.training.checkpoint import Checkpoint
 from tf2dist.training.metric_sums import MetricSums
 from tf2dist.training.nan_loss import fails_on_nan, nan_error
 from tf2dist.training.prepared_model import PreparedModel
 from tf2dist.training.training_progress import TrainingState
+
+_log = logging.getLogger("tf2dist")
 
 
 class TrainingLoop:
@@ -59,9 +67,11 @@ class TrainingLoop:
             steps_per_epoch,
             self._step.zero_sums(),
             lambda: self._dispatcher.global_step,
+            may_change_weights_at_the_end([c for c in callbacks.callbacks if c not in self._checkpoints]),
         )
         self._sums = MetricSums(self._step)  # of the epoch
         self._dropped_gradients: int | None = None  # in the epoch; None where none can be
+        self._logged_steps = 0  # whose metric sums have come, in the part of the epoch that this call makes
 
     def run(
         self,
@@ -81,7 +91,31 @@ class TrainingLoop:
         model, callbacks = self._model, self._callbacks
         start, sums = self._begin(first_epoch)
         self._state.set_start(start)
+        self._data.end_epoch()
         stream = self._dispatcher.open_stream(self._data, start)
+        try:
+            logs = self._run_epochs(stream, start, sums, epochs, validate, validation_freq)
+        finally:
+            self._data.close()  # before what reads it is freed, which waits until nobody is at it
+        self._dispatcher.cancel()
+        if (
+            epochs and model.optimizer is not None
+        ):  # also if a job before this one has died between its last update and this
+            model.optimizer.finalize_variable_values(model.trainable_variables)
+        callbacks.on_train_end(logs)
+        return history_of(callbacks)
+
+    def _run_epochs(
+        self,
+        stream,
+        start: int,
+        sums: MetricSums | None,
+        epochs: int,
+        validate: Callable[[], Mapping[str, Any]] | None,
+        validation_freq: int | Sequence[int],
+    ) -> dict:
+        """Trains and validates from global step `start` on; returns the last epoch's logs."""
+        model, callbacks = self._model, self._callbacks
         logs: dict = {}
         for epoch in range(start // self._steps_per_epoch, epochs):
             callbacks.on_epoch_begin(epoch)
@@ -92,11 +126,7 @@ class TrainingLoop:
             callbacks.on_epoch_end(epoch, logs)
             if model.stop_training:
                 break
-        self._dispatcher.cancel()
-        if epochs:  # also if a job before this one has died between its last update and this
-            model.optimizer.finalize_variable_values(model.trainable_variables)
-        callbacks.on_train_end(logs)
-        return history_of(callbacks)
+        return logs
 
     def _begin(self, first_epoch: int) -> tuple[int, MetricSums | None]:
         """The global step to begin at, and the metric sums of an epoch that an earlier job has left unfinished."""
@@ -118,15 +148,23 @@ class TrainingLoop:
 
     def _run_epoch(self, epoch: int, stream, sums: MetricSums) -> dict:
         """Makes the updates that the epoch still needs; returns its logs. Callbacks may stop it earlier."""
-        self._sums, self._dropped_gradients = sums, None
+        self._sums, self._dropped_gradients, self._logged_steps = sums, None, 0
         self._state.set_epoch_sums(sums.values)
         end = (epoch + 1) * self._steps_per_epoch
-        step = self._dispatcher.global_step
+        begin = step = self._dispatcher.global_step
         finished = step - epoch * self._steps_per_epoch
+        self._data.begin_epoch()
         # Applied updates count: some steps of an execution that was on a dying worker are missing, and made again.
-        while step < end and not (self._model.stop_training and finished):  # as Keras, which looks after a batch
+        while step < end and not self._ends_early(finished):
+            self._data.allow(end - step - self._dispatcher.unused_batches)
             finished = self._run_until(end, stream, step, finished)
             step = self._dispatcher.global_step
+        self._data.end_epoch()
+        if self._logged_steps < step - begin:
+            _log.warning(
+                "epoch %d made %d updates, and its logs have the loss and metrics of %d: those of the others are lost "
+                "with workers that were killed or stopped", epoch + 1, step - begin, self._logged_steps,
+            )  # fmt: skip
         logs = sums.logs()
         sums.set_metrics(self._prepared.strategy)
         if self._dropped_gradients is None:
@@ -146,28 +184,35 @@ class TrainingLoop:
         in_flight, lost = 0, False
         while True:
             due = [c for c in self._checkpoints if c.is_due()]
-            if due and not in_flight:  # nothing changes while it is saved
+            # Nothing changes while it is saved; and the count of updates says of which batches they were made.
+            if due and not (in_flight or dispatcher.has_gaps):
                 for checkpoint in due:
                     checkpoint.save()
                 due = []
-            while step < end and not (due or lost) and in_flight < self._max_in_flight:
-                if model.stop_training and (finished or in_flight):
+            while step < end and not lost and in_flight < self._max_in_flight:
+                if due and not dispatcher.has_gaps:
+                    break
+                if self._ends_early(finished or in_flight):
                     break
                 n = 1 if model.stop_training else self._tuner.next(end - step, self._max_in_flight)
                 callbacks.on_train_batch_begin(step - (end - self._steps_per_epoch))
-                with model_validation.data_may_run_out():
-                    dispatcher.schedule(self._prepared.train_function, stream, n)
-                step, in_flight = step + n, in_flight + 1
+                with model_validation.data_may_fail(self._data):
+                    step += dispatcher.schedule(self._prepared.train_function, stream, n, self._tuner.limit)
+                in_flight += 1
             if not in_flight:
                 return finished
-            with model_validation.data_may_run_out():
+            with model_validation.data_may_fail(self._data):
                 result = dispatcher.next_result()
-            finished, in_flight = finished + result.steps, in_flight - 1
+            finished, in_flight, step = finished + result.steps, in_flight - 1, step - result.given_back
+            lost = lost or result.sums is None
             if not result.steps:
-                lost = True
                 continue
             self._account(result)
             callbacks.on_train_batch_end(finished - 1, self._sums.logs() if self._needs_batch_logs else None)
+
+    def _ends_early(self, finished: int) -> bool:
+        """Has a callback stopped the training? As Keras, which looks after a batch; and no batch before is left out."""
+        return bool(self._model.stop_training and finished and not self._dispatcher.has_gaps)
 
     def _account(self, result: ExecutionResult) -> None:
         self._tuner.observe(result.steps, result.seconds)
@@ -176,6 +221,7 @@ class TrainingLoop:
             self._dropped_gradients = (self._dropped_gradients or 0) + dropped
         if result.sums is None:
             return
+        self._logged_steps += result.steps
         self._sums.add(result.sums)
         self._state.set_epoch_sums(self._sums.values)
         if self._fails_on_nan and self._sums.loss_is_nan:

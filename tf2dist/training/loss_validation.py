@@ -14,6 +14,7 @@ from tf2dist.compat import global_batch_loss
 from tf2dist.compat import model as keras_model
 from tf2dist.compat.stateless_scope import OverlayScope
 from tf2dist.compat.strategies import worker_count
+from tf2dist.errors import UsageError
 from tf2dist.execution.compiled_step import CompiledStep
 from tf2dist.parameter_server.options import ParameterServer
 
@@ -50,7 +51,7 @@ def check_loss(step: CompiledStep, spec, options: ParameterServer) -> None:
         for draw in range(_DRAWS):
             refused = refused or _try(step, made_up(spec, _SIZES, draw), together)
     if refused:
-        raise ValueError(refused)
+        raise UsageError(refused)
 
 
 def _has_unknown_loss(model: keras.Model, together: bool) -> bool:

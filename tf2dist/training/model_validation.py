@@ -13,6 +13,7 @@ from tf2dist.compat.model import compiled_metrics, layers_of, overridden_step
 from tf2dist.compat.optimizers import wrapped_optimizers
 from tf2dist.compat.stateless_scope import compute_output_spec
 from tf2dist.compat.strategies import has_variable_partitioner, worker_count
+from tf2dist.errors import TrainingError, UsageError
 from tf2dist.input.data_adapter import DataAdapter
 from tf2dist.parameter_server.options import ParameterServer
 from tf2dist.runtime import session
@@ -24,9 +25,9 @@ _MIRRORED = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredSt
 def check_compiled(model: keras.Model) -> None:
     """Raises ValueError for a model that was not compiled."""
     if not isinstance(model, keras.Model):
-        raise ValueError(f"model must be a keras.Model, found {type(model).__name__}")
+        raise UsageError(f"model must be a keras.Model, found {type(model).__name__}")
     if not model.compiled:
-        raise ValueError("the model is not compiled: call model.compile(optimizer, loss) before tf2dist.fit")
+        raise UsageError("the model is not compiled: call model.compile(optimizer, loss) before tf2dist.fit")
 
 
 def strategy_of(model: keras.Model) -> tf.distribute.Strategy:
@@ -37,7 +38,7 @@ def strategy_of(model: keras.Model) -> tf.distribute.Strategy:
     """
     strategy, joined = model.distribute_strategy, session.current().strategy
     if joined is not None and strategy is not joined:
-        raise ValueError(
+        raise UsageError(
             f"the model was made outside of the scope of this job's strategy ({type(joined).__name__}); make and "
             "compile it inside of `with strategy.scope():`"
         )
@@ -48,14 +49,14 @@ def check_before_building(model: keras.Model) -> None:
     """Raises ValueError for a model that its strategy cannot train."""
     strategy = model.distribute_strategy
     if model.compiled and model.run_eagerly:
-        raise ValueError("the model is compiled with run_eagerly=True; steps run as graphs here, compile it without")
+        raise UsageError("the model is compiled with run_eagerly=True; steps run as graphs here, compile it without")
     if has_variable_partitioner(strategy):
-        raise ValueError(
+        raise UsageError(
             "the strategy has a variable_partitioner, and Keras 3 cannot train a variable in parts; make the strategy "
             "without one and use tf2dist.layers.ShardedEmbedding for large tables"
         )
     if model.compiled and model.jit_compile is True and isinstance(strategy, _VARIABLES_ELSEWHERE):
-        raise ValueError(
+        raise UsageError(
             "the model is compiled with jit_compile=True, but its strategy keeps the variables on other devices, "
             "which XLA cannot read; compile it without, or use a strategy that keeps them with the replicas"
         )
@@ -67,7 +68,7 @@ def check_own_steps(model: keras.Model, own: str) -> None:
     """Raises ValueError for a model that overrides the method `own`, on a strategy that needs Keras's."""
     strategy = model.distribute_strategy
     if isinstance(strategy, _VARIABLES_ELSEWHERE):
-        raise ValueError(
+        raise UsageError(
             f"{type(model).__name__} overrides {own}, which keeps its metrics in variables that several at once cannot "
             f"update under {type(strategy).__name__} without losing counts; use compile(loss, metrics) and "
             "compute_loss, or strategy one, mirrored or multiworker"
@@ -81,7 +82,7 @@ def check_options(model: keras.Model, options: ParameterServer) -> None:
         return
     accumulates = [o for o in wrapped_optimizers(model.optimizer) if o.gradient_accumulation_steps]
     if accumulates and options.update == "async" and (worker_count(strategy) > 1 or options.local_steps > 1):
-        raise ValueError(
+        raise UsageError(
             f"gradient_accumulation_steps={accumulates[0].gradient_accumulation_steps} keeps unfinished sums on the "
             "servers, which asynchronous workers would mix; use a larger batch, or "
             'parameter_server=tf2dist.ParameterServer(update="sync")'
@@ -90,7 +91,7 @@ def check_options(model: keras.Model, options: ParameterServer) -> None:
         kind = keras.layers.BatchNormalization
         synchronized = [layer for layer in layers_of(model) if isinstance(layer, kind) and layer.synchronized]
         if synchronized:
-            raise ValueError(
+            raise UsageError(
                 f"layer {synchronized[0].name} is a BatchNormalization(synchronized=True), and synchronous workers "
                 "exchange gradients alone; make it without, or use strategy multiworker"
             )
@@ -100,11 +101,12 @@ def check_after_building(model: keras.Model) -> None:
     """Raises ValueError for variables outside of the scope."""
     extended = model.distribute_strategy.extended
     if isinstance(model.distribute_strategy, (*_VARIABLES_ELSEWHERE, *_MIRRORED)):
-        kinds = {"model": model.weights, "optimizer": model.optimizer.variables if model.compiled else ()}
+        optimizer = model.optimizer if model.compiled else None
+        kinds = {"model": model.weights, "optimizer": optimizer.variables if optimizer else ()}
         for owner, variables in kinds.items():
             outside = [v.path for v in variables if not extended.variable_created_in_scope(v.value)]
             if outside:
-                raise ValueError(
+                raise UsageError(
                     f"the {owner}'s variable {outside[0]} was made outside of the strategy's scope; make model and "
                     "optimizer inside of `with strategy.scope():`"
                 )
@@ -121,8 +123,9 @@ def check_metrics(model: keras.Model, spec) -> None:
     if not metrics:
         return
     for metric in metrics:
-        if any(np.any(keras.ops.convert_to_numpy(v)) for v in metric.variables):
-            raise ValueError(_no_sum_message(metric, "it does not begin at zero"))
+        # It may hold what an epoch has left, which is over when the next one or an evaluation begins.
+        if any(np.any(keras.ops.convert_to_numpy(v)) for v in metric.stateless_reset_state()):
+            raise UsageError(_no_sum_message(metric, "it does not begin at zero"))
     with tf.device("/cpu:0"), contextlib.suppress(tf.errors.OpError, TypeError):  # rows of zeros may make no sense
         _, y, weight = keras.utils.unpack_x_y_sample_weight(tf.nest.map_structure(_zeros, spec))
         symbolic = tf.nest.map_structure(lambda s: keras.KerasTensor(s.shape, s.dtype.name), spec)
@@ -138,7 +141,7 @@ def check_metrics(model: keras.Model, spec) -> None:
             for metric in metrics:
                 mine = {id(v) for v in metric.variables}
                 if any(wrong and id(v) in mine for wrong, v in zip(apart, compiled.variables, strict=True)):
-                    raise ValueError(_no_sum_message(metric, "what a batch brings depends on what came before"))
+                    raise UsageError(_no_sum_message(metric, "what a batch brings depends on what came before"))
 
 
 def _no_sum_message(metric: keras.metrics.Metric, why: str) -> str:
@@ -153,12 +156,15 @@ def _zeros(spec):
 
 
 @contextlib.contextmanager
-def data_may_run_out() -> Iterator[None]:
-    """Turns the end of a dataset that was to go on into a ValueError."""
+def data_may_fail(data: DataAdapter) -> Iterator[None]:
+    """Raises what was wrong with the data in place of TensorFlow's error; a TrainingError if it has ended early."""
     try:
         yield
-    except tf.errors.OutOfRangeError:
-        raise ValueError(
+    except tf.errors.OpError as error:
+        data.raise_failure()
+        if not isinstance(error, tf.errors.OutOfRangeError):
+            raise
+        raise TrainingError(
             "the dataset ran out early: it has fewer batches than it says or than steps asks for, or none at all"
         ) from None
 
@@ -166,4 +172,4 @@ def data_may_run_out() -> Iterator[None]:
 def check_has_end(data: DataAdapter, name: str) -> None:
     """Raises ValueError for data that is endless or empty; `name` is the argument that bounds it."""
     if not data.steps:
-        raise ValueError(f"the data is endless or empty: say how much of it to use with {name}")
+        raise UsageError(f"the data is endless or empty: say how much of it to use with {name}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -128,6 +130,18 @@ class PreparedModel:
         """The tuner of earlier calls of `fit`, or one that always chooses the given number."""
         return self._tuner if steps_per_execution is None else StepsPerExecutionTuner(steps_per_execution)
 
+    @contextlib.contextmanager
+    def _one_pass(self, data: FiniteDataAdapter) -> Iterator[None]:
+        """Around what reads all of the data once."""
+        data.end_epoch()
+        data.begin_epoch()
+        try:
+            with model_validation.data_may_fail(data):
+                yield
+        finally:
+            data.close()
+        data.end_epoch()
+
     def evaluate(
         self, data: FiniteDataAdapter, callbacks: keras.callbacks.CallbackList, *, one_by_one: bool = False
     ) -> dict[str, Any]:
@@ -137,7 +151,7 @@ class PreparedModel:
         callbacks.on_test_begin()
         sums, wanted = MetricSums(step), needs_batch_logs(self.strategy, callbacks, "evaluation")
         batches = 0
-        with model_validation.data_may_run_out():
+        with self._one_pass(data):
             for more, their_sums in self.dispatcher.evaluate(step, data, one_by_one=one_by_one):
                 callbacks.on_test_batch_begin(batches)
                 sums.add(their_sums)
@@ -156,7 +170,7 @@ class PreparedModel:
         self.model.stop_predicting = False
         callbacks.on_predict_begin()
         batches = []
-        with model_validation.data_may_run_out():
+        with self._one_pass(data):
             for number, outputs in enumerate(self.dispatcher.predict(PredictStep(self.model), data)):
                 callbacks.on_predict_batch_begin(number)
                 batches.append(outputs)

@@ -32,6 +32,7 @@ class TrainingState:
       steps_per_epoch: updates in an epoch.
       zero_sums: the metric sums of no steps.
       global_step: returns the updates since epoch 0.
+      changes_at_the_end: may a callback give the weights other values when all updates are made?
     """
 
     def __init__(
@@ -41,8 +42,10 @@ class TrainingState:
         steps_per_epoch: int,
         zero_sums: Sequence,
         global_step: Callable[[], int],
+        changes_at_the_end: bool = False,
     ):
         self.model = model
+        self.changes_at_the_end = changes_at_the_end
         self.strategy = strategy
         self._steps_per_epoch = steps_per_epoch
         self._zero_sums = [np.asarray(z, np.float64) for z in zero_sums]

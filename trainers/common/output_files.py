@@ -8,6 +8,7 @@ import tempfile
 from tf2dist.errors import UsageError
 from tf2dist.system import optional_packages
 from tf2dist.system.atomic_files import replacing
+from tf2dist.system.local_paths import check_local
 from trainers.common.shared_flags import SharedFlags
 
 
@@ -30,6 +31,7 @@ def check_writable(flag: str, path: str) -> None:
       flag: the flag with its value, for the message.
       path: of the file, which need not exist.
     """
+    check_local(flag, path)
     target = os.path.realpath(path)
     if os.path.isdir(target):
         raise UsageError(f"{flag} is a directory; name a file in it")

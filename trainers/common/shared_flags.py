@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 from absl import flags
@@ -12,6 +11,8 @@ from tf2dist.cluster.roles import Role, leader_of, role_of
 from tf2dist.cluster.spec import Cluster
 from tf2dist.cluster.strategies import STRATEGIES, default_strategy
 from tf2dist.errors import UsageError
+from tf2dist.system import gpus
+from tf2dist.system.local_paths import check_local
 
 _STRATEGY = flags.DEFINE_enum(
     "strategy", None, list(STRATEGIES), "How to train. Default: what the cluster is made for, or 'one' without one."
@@ -103,7 +104,7 @@ class SharedFlags:
             return 1
         each = self.replicas
         if each is None:
-            if os.path.exists("/proc/driver/nvidia"):
+            if gpus.visible():
                 return None
             each = 2 if self.strategy != "multiworker" else 1
         peers = 1 if self.strategy != "multiworker" else len(self.cluster.tasks) if self.cluster else self.workers
@@ -120,6 +121,8 @@ def read(*, has_strategy: bool = True, cluster: Cluster | None = None) -> Shared
     Raises:
       UsageError, ClusterError: flags contradict each other or the environment.
     """
+    for flag in (_LOGDIR, _REPORT):
+        check_local(f"--{flag.name}={flag.value}", flag.value or "")
     if cluster is None:
         cluster = environments.from_hosts(_PS_HOSTS.value, _WORKER_HOSTS.value, _JOB_NAME.value, _TASK_INDEX.value)
     cluster = cluster or environments.from_environment()

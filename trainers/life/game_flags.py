@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tf2dist.data.errors import DataError
+from tf2dist.system.local_paths import check_local
 from trainers.life import classic_patterns, packed_board, pattern_files, rule
 from trainers.life.pattern_files import Pattern
 from trainers.life.rule import Rule
@@ -84,6 +85,7 @@ def _find(name: str) -> Pattern | None:
         return None
     if name in classic_patterns.NAMES:
         return classic_patterns.find(name)
+    check_local(f"--pattern={name}", name)
     if not os.path.exists(name):
         raise DataError(
             f"--pattern={name} is no file and no name; names are random, {', '.join(classic_patterns.NAMES)}"

@@ -1,5 +1,4 @@
 import json
-import os
 
 import pytest
 from absl import flags as absl_flags
@@ -8,6 +7,7 @@ from absl.testing import flagsaver
 from tf2dist.cluster.roles import Role
 from tf2dist.cluster.spec import ClusterError, Task
 from tf2dist.errors import UsageError
+from tf2dist.system import gpus
 from trainers.common import shared_flags
 
 TF1 = ("--ps_hosts=p:1", "--worker_hosts=w:1,w:2")
@@ -154,11 +154,9 @@ def test_layout(read, cluster, layout):
 )
 def test_replicas_in_sync(read, monkeypatch, arguments, cluster, replicas, with_gpus):
     shared = read(*arguments, cluster=cluster)
-    exists = os.path.exists
-    for gpus, expected in ((False, replicas), (True, with_gpus)):
-        with monkeypatch.context() as patch:
-            patch.setattr(os.path, "exists", lambda p, gpus=gpus: gpus if p.startswith("/proc/driver") else exists(p))
-            assert shared.replicas_in_sync() == expected
+    for found, expected in (((), replicas), (("0",), with_gpus)):
+        monkeypatch.setattr(gpus, "visible", lambda found=found: found)
+        assert shared.replicas_in_sync() == expected
 
 
 @pytest.mark.parametrize("value", ["", "{}", " "])

@@ -55,6 +55,7 @@ def test_what_is_inside_is_counted_exactly(tf, threefry, first, count, seed):
     assert inside(threefry, tf, seed, first, count) == int((x * x + y * y < 2**64).sum())
 
 
+@pytest.mark.slow
 def test_estimates_of_200_seeds_are_spread_as_theory_says(tf, threefry):
     quarter = math.pi / 4
     found = np.array([inside(threefry, tf, seed, 0, SAMPLES) for seed in range(200)])

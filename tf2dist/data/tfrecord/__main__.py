@@ -8,8 +8,10 @@ from collections.abc import Sequence
 
 from tf2dist.data import image_sources, tfrecord
 from tf2dist.data.errors import DataError
+from tf2dist.errors import UsageError
 from tf2dist.system.atomic_files import replacing
 from tf2dist.system.commands import Parser
+from tf2dist.system.local_paths import check_local
 
 DESCRIPTION = """Writes a data set of 28x28 images as TFRecord files, with the features image_raw (bytes), pixels and
 label (int64). Both files are written, or neither."""
@@ -30,6 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
     try:
+        check_local(f"--out={arguments.out}", arguments.out)
         source = image_sources.find(arguments.dataset, arguments.data_dir)
         out = os.path.abspath(os.path.expanduser(arguments.out))
         if os.path.exists(out) and not os.path.isdir(out):
@@ -38,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         paths = [os.path.join(out, f"{part}.tfrecords") for part in ("test", "train")]
         if folders := [path for path in paths if os.path.isdir(path)]:
             raise DataError(f"{folders[0]} is a directory; choose another --out")
-    except DataError as error:
+    except UsageError as error:
         parser.error(str(error))
     if source.note:
         print(source.note)

@@ -11,9 +11,10 @@ from typing import Any
 
 from tf2dist.cluster.spec import Cluster
 from tf2dist.errors import UsageError
-from tf2dist.launch import cluster_layout, free_ports, network_namespace, supervisor
+from tf2dist.launch import cluster_layout, free_ports, gpu_sharing, network_namespace, supervisor
 from tf2dist.launch.backend import Backend
 from tf2dist.launch.cluster_layout import LOCALHOST, Layout, PlacedTask
+from tf2dist.launch.gpu_sharing import GpuSharing, share_gpus
 from tf2dist.launch.process import Process
 from tf2dist.launch.settings import Settings
 from tf2dist.launch.supervisor import supervise
@@ -36,6 +37,8 @@ def run(
     env: Mapping[str, str] | None = None,
     preload: Sequence[str] | None = None,
     threads: int | None = None,
+    gpus_per_worker: int | None = None,
+    gpu_memory: int | None = None,
     **settings: Any,
 ) -> int:
     """Runs `program` once for each task of a new cluster on loopback ports; returns the exit status of the job.
@@ -49,13 +52,15 @@ def run(
       preload: modules that are imported once for all; None for TensorFlow, Keras and this library.
       threads: that one operation of one process may use; None for an equal part of the cores for each worker, 0 to
         leave it to TensorFlow.
+      gpus_per_worker, gpu_memory: see `gpu_sharing.share_gpus`.
       **settings: see `settings.Settings`. Where the system refuses to isolate, that is printed, and the job runs.
 
     Raises:
-      UsageError: a number is out of its range, or there is no such program.
+      UsageError: a number is out of its range, there is no such program, or a GPU is asked for that is not there.
     """
     layout = cluster_layout.place_tasks(ps, workers, chief, evaluator)
-    return _run(program, layout, None, env or {}, preload, threads, settings)
+    sharing = share_gpus(layout, {**os.environ, **(env or {})}, each=gpus_per_worker, memory_mib=gpu_memory)
+    return _run(program, layout, None, env or {}, preload, threads, sharing, settings)
 
 
 class LocalBackend:
@@ -74,6 +79,7 @@ class LocalBackend:
             "--isolate", action="store_true", help="a network of its own for the job, which nobody else reaches"
         )
         parser.add_argument("--preload", help=argparse.SUPPRESS)  # comma-separated modules
+        gpu_sharing.add_arguments(parser)
 
     def start(self, options: argparse.Namespace, program: Sequence[str]) -> int:
         """Runs the job to its end; returns its exit status.
@@ -87,17 +93,19 @@ class LocalBackend:
                 f"the tasks run on this machine, localhost, and not on {elsewhere[0]}; `launch ssh` goes there"
             )
         env = cluster_layout.task_environment(options)
+        inherited = {**os.environ, **env}
+        sharing = share_gpus(layout, inherited, each=options.gpus_per_worker, memory_mib=options.gpu_memory)
         if options.dry_run:
             argv = ("python", *python_arguments(program))
             env |= thread_variables(options.threads, layout)
-            for process in _processes(argv, layout, _cluster(layout, options.port), env):
+            for process in _processes(argv, layout, _cluster(layout, options.port), env, sharing):
                 command = cluster_layout.as_shell_command(os.getcwd(), process.env, argv)
                 print(f"[{process.name}] {LOCALHOST}: {command}")
             return 0
         modules: str | None = options.preload
         preload = None if modules is None else tuple(filter(None, modules.split(",")))
         settings = supervisor.settings_of(options) | {"isolate": options.isolate}
-        return _run(program, layout, options.port, env, preload, options.threads, settings)
+        return _run(program, layout, options.port, env, preload, options.threads, sharing, settings)
 
 
 BACKEND: Backend = LocalBackend()
@@ -110,6 +118,7 @@ def _run(
     env: Mapping[str, str],
     preload: Sequence[str] | None,
     threads: int | None,
+    sharing: GpuSharing,
     settings: dict[str, Any],
 ) -> int:
     Settings(**settings)
@@ -120,6 +129,8 @@ def _run(
             file=sys.stderr,
         )
         settings["isolate"] = False
+    if sharing.note:
+        print(f"launch: {sharing.note}", file=sys.stderr)
     shared = thread_variables(threads, layout) | {
         LAUNCHED_AT: os.environ.get(LAUNCHED_AT) or f"{linux.began():.2f}",
         **env,
@@ -127,7 +138,7 @@ def _run(
     # In a network of its own nobody else takes a port.
     fixed = port or settings.get("isolate")
     with contextlib.nullcontext() if fixed else free_ports.hold(len(layout.placed)) as free:
-        processes = _processes(argv, layout, _cluster(layout, port, free), shared)
+        processes = _processes(argv, layout, _cluster(layout, port, free), shared, sharing)
         return supervise(processes, preload=_PRELOAD if preload is None else preload, **settings).status
 
 
@@ -139,12 +150,14 @@ def _cluster(layout: Layout, port: int | None, free: Sequence[int] | None = None
     return layout.cluster(port, address=lambda host: "127.0.0.1")
 
 
-def _processes(argv: Sequence[str], layout: Layout, cluster: Cluster, shared: Mapping[str, str]) -> list[Process]:
+def _processes(
+    argv: Sequence[str], layout: Layout, cluster: Cluster, shared: Mapping[str, str], sharing: GpuSharing
+) -> list[Process]:
     return [
         Process(
             str(task),
             argv,
-            {**shared, "TF_CONFIG": cluster.at(task).to_tf_config()},
+            {**shared, **sharing.variables[str(task)], "TF_CONFIG": cluster.at(task).to_tf_config()},
             serves=layout.serves(task),
             coordinator=str(coordinator) if (coordinator := layout.coordinator_of(task)) else None,
         )

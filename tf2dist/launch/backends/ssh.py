@@ -18,10 +18,11 @@ from typing import Any
 from tf2dist.cluster import rendezvous
 from tf2dist.cluster.spec import Cluster
 from tf2dist.errors import UsageError
-from tf2dist.launch import cluster_layout, supervisor
+from tf2dist.launch import cluster_layout, gpu_sharing, supervisor
 from tf2dist.launch.backend import Backend
 from tf2dist.launch.backends import ssh_connection
 from tf2dist.launch.cluster_layout import LOCALHOST, Layout, PlacedTask
+from tf2dist.launch.gpu_sharing import GpuSharing
 from tf2dist.launch.process import Process
 from tf2dist.launch.settings import Settings
 from tf2dist.launch.supervisor import supervise
@@ -59,6 +60,7 @@ class SshBackend:
             metavar="NAME[=VALUE]",
             help=f"handed on to every task, besides {', '.join(f'{name}*' for name in _FORWARDED)}",
         )
+        gpu_sharing.add_arguments(parser)
 
     def start(self, options: argparse.Namespace, program: Sequence[str]) -> int:
         """Runs the job to its end; returns its exit status.
@@ -68,6 +70,7 @@ class SshBackend:
         """
         settings = supervisor.settings_of(options)
         Settings(**settings)
+        gpu_sharing.check_options(options.gpus_per_worker, options.gpu_memory)
         layout = cluster_layout.from_options(options)
         if options.hosts is None and options.hostfile is None and options.cluster is None:
             raise UsageError("there are no hosts; name them with --hosts=A,B, --hostfile=FILE or --cluster=FILE")
@@ -90,7 +93,13 @@ class SshBackend:
                 command = cluster_layout.as_shell_command(directory, order["agent"]["env"], argv)
                 print(f"[{place.task}] {place.host}: {command}")
             return 0
-        _check_hosts(options, ssh, layout, cluster, directory, program)
+        sharing = _check_hosts(options, ssh, layout, cluster, env, directory, program)
+        variables = gpu_sharing.agreed(sharing)
+        for order, place in zip(orders, layout.placed, strict=True):
+            order["agent"]["env"] |= variables[str(place.task)]
+        for host, found in sharing.items():
+            if found.note:
+                print(f"launch: {host}: {found.note}", file=sys.stderr)
         processes = [
             Process(
                 str(place.task),
@@ -190,25 +199,30 @@ def _check_hosts(
     ssh: Sequence[str],
     layout: Layout,
     cluster: Cluster,
+    env: Mapping[str, str],
     directory: str,
     program: Sequence[str],
-) -> None:
-    """Asks every host at once whether it could run its tasks.
+) -> dict[str, GpuSharing]:
+    """Asks every host at once whether it could run its tasks; returns how each divides its GPUs among them.
 
     Raises:
       UsageError: names every one that could not, and why.
     """
     mark = uuid.uuid4().hex
     asked: list[tuple[str, str]] = []
+    tasks = [(place.task.job, place.task.index, place.host) for place in layout.placed]
+    gpus: dict[str, Any] = {"tasks": tasks, "each": options.gpus_per_worker, "memory_mib": options.gpu_memory}
     for host in layout.hosts:
         ports = {str(p.task): cluster.port(p.task) for p in layout.cluster_members if p.host == host}
-        order = {"check": mark, "directory": directory, "program": list(program), "ports": ports}
-        asked.append((host, json.dumps(order) + "\n"))
+        question: dict[str, Any] = {"check": mark, "directory": directory, "program": list(program), "ports": ports}
+        question |= {"env": {**env}, "gpus": {**gpus, "host": host}}
+        asked.append((host, json.dumps(question) + "\n"))
     # Beyond its own limits, for ssh to connect and for a slow host to start Python.
     connect_timeout: float = options.connect_timeout
     deadline = time.monotonic() + connect_timeout + max(20.0, connect_timeout)
     running: list[tuple[str, str, subprocess.Popen[str]]] = []
     problems: dict[str, str] = {}
+    sharing: dict[str, GpuSharing] = {}
     try:
         for host, order in asked:
             pipe = subprocess.PIPE
@@ -218,8 +232,11 @@ def _check_hosts(
             )
             running.append((host, order, asking))
         for host, order, asking in running:
-            if why := _problem_of(asking, order, mark, deadline):
-                problems[host] = why
+            found = _answer_of(asking, order, mark, deadline)
+            if isinstance(found, str):
+                problems[host] = found
+            else:
+                sharing[host] = found
     finally:
         for _, _, asking in running:
             if asking.poll() is None:
@@ -227,10 +244,11 @@ def _check_hosts(
             asking.wait()
     if problems:
         raise UsageError("; ".join(f"{host}: {why}" for host, why in problems.items()) + "; nothing was started")
+    return sharing
 
 
-def _problem_of(asking: subprocess.Popen[str], order: str, mark: str, deadline: float) -> str:
-    """What keeps a host from running its tasks, empty if nothing does."""
+def _answer_of(asking: subprocess.Popen[str], order: str, mark: str, deadline: float) -> GpuSharing | str:
+    """How a host divides its GPUs; or what keeps it from running its tasks."""
     try:
         out, err = asking.communicate(order, timeout=max(0.1, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:
@@ -249,7 +267,7 @@ def _problem_of(asking: subprocess.Popen[str], order: str, mark: str, deadline: 
     for package, version in ours.items():
         if found["versions"].get(package) != version:
             return f"it has {package} {found['versions'].get(package)}, and this host has {version}"
-    return ""
+    return GpuSharing(**found["gpus"])
 
 
 def _last_line(text: str) -> str:

@@ -18,7 +18,10 @@ import sys
 import time
 from typing import Any
 
+from tf2dist.cluster.spec import Task
 from tf2dist.errors import UsageError
+from tf2dist.launch import gpu_sharing
+from tf2dist.launch.cluster_layout import Layout, PlacedTask
 from tf2dist.launch.user_program import python_arguments
 from tf2dist.system import linux
 
@@ -52,10 +55,28 @@ def main() -> None:
 
 
 def check(order: dict[str, Any]) -> dict[str, Any]:
-    """Returns the `problem` that keeps a task from running here, empty if none does, and the `versions` here."""
+    """Returns what the launcher wants to know of this host.
+
+    Returns:
+      `problem`: what keeps a task from running here, empty if nothing does; `versions`: of packages; `gpus`: the fields
+      of a `GpuSharing` for the tasks of this host, None if there is a problem.
+    """
     from tf2dist.cluster import rendezvous
 
-    return {"problem": _problem(order), "versions": rendezvous.versions()}
+    problem, sharing = _problem(order), None
+    if not problem:
+        try:
+            sharing = vars(_share_gpus(order["gpus"], {**os.environ, **order["env"]}))
+        except UsageError as error:
+            problem = str(error)
+    return {"problem": problem, "versions": rendezvous.versions(), "gpus": sharing}
+
+
+def _share_gpus(order: dict[str, Any], environ: dict[str, str]) -> gpu_sharing.GpuSharing:
+    """Divides the GPUs of this host among the tasks that are to run here."""
+    placed = tuple(PlacedTask(Task(job, index), host) for job, index, host in order["tasks"])
+    options = {name: order[name] for name in ("host", "each", "memory_mib")}
+    return gpu_sharing.share_gpus(Layout(placed), environ, **options)
 
 
 def _problem(order: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf2dist.runtime import devices
 from trainers.life import board_strips, halo_exchange, packed_board, rule_diagram
 from trainers.life.engines import packed_strip
 from trainers.life.rule import Rule
@@ -19,8 +20,9 @@ _MAX_OBSERVED = 4096  # generations in one call
 class Packed:
     """The fastest engine. Its state is, on each replica, a tuple of strips u64[h, w].
 
-    Strips that fit a core's cache are computed several generations at a time, on all cores. Replicas exchange halo rows
-    with tf.distribute's collectives after as many generations.
+    Strips that fit a core's cache are computed several generations at a time, on all cores. On a GPU a replica has one
+    strip: its kernels run one after the other, and each of them keeps all multiprocessors busy. Replicas exchange halo
+    rows with tf.distribute's collectives after as many generations.
 
     Args:
       strategy: of the replicas; the default device alone if not given.
@@ -44,6 +46,8 @@ class Packed:
         self._strategy = strategy or tf.distribute.get_strategy()
         self._replicas = self._strategy.num_replicas_in_sync
         width = packed_board.width(columns * self._copies)
+        if strips is None and _on_accelerators(strategy):
+            strips = 1
         self.plan = board_strips.plan(rows, width, self._replicas, strips=strips, halo=halo)
         kernel = functools.partial(
             packed_strip.advance, columns=columns * self._copies, edges=edges, diagram=rule_diagram.compile_rule(rule)
@@ -68,7 +72,7 @@ class Packed:
         return tuple(self._values(functools.partial(part, i)) for i in range(self.plan.strips))
 
     def board(self, state: Any) -> np.ndarray:
-        rows = self._local(self._all_rows(state))[0].numpy().view(np.uint64)
+        rows = self._local(self._all_rows(state))[0].numpy()
         return rows if self._copies == 1 else packed_board.pack(packed_board.unpack(rows, self._columns))
 
     def advance(self, state: Any, generations: int) -> Any:
@@ -147,19 +151,19 @@ class Packed:
         return tf.where((rows >= 0) & (rows < self._rows), columns, tf.zeros_like(columns))
 
     def _total(self, value: tf.Tensor) -> tf.Tensor:
-        """Returns the sum over all replicas."""
+        """Returns the sum i64[...] over all replicas."""
         if self._replicas == 1:
             return value
-        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value)
+        return tf.bitcast(halo_exchange.add(tf.bitcast(value, tf.uint64)), tf.int64)
 
     def _compare(self, one: tuple[tf.Tensor, ...], other: tuple[tf.Tensor, ...]) -> tf.Tensor:
         """Counts the words that differ, over all replicas."""
         return self._total(_sum([tf.math.count_nonzero(a != b) for a, b in zip(one, other, strict=True)]))
 
     def _gather(self, state: tuple[tf.Tensor, ...]) -> tf.Tensor:
-        """Returns all rows of all replicas, i64[rows, w]."""
-        rows = tf.bitcast(tf.concat(state, 0), tf.int64)
-        return rows if self._replicas == 1 else tf.distribute.get_replica_context().all_gather(rows, 0)
+        """Returns all rows of all replicas, u64[rows, w]."""
+        rows = tf.concat(state, 0)
+        return rows if self._replicas == 1 else halo_exchange.gather(rows)
 
     def _values(self, function):
         if self._replicas == 1:
@@ -180,6 +184,13 @@ class Packed:
         index = tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
         assert index is not None, "replicas are traced one by one"
         return int(index)
+
+
+def _on_accelerators(strategy: tf.distribute.Strategy | None) -> bool:
+    """Does the engine compute on anything but CPUs? Without a strategy it is on a GPU if TensorFlow sees one."""
+    if strategy is None and not tf.distribute.has_strategy():
+        return bool(tf.config.get_visible_devices("GPU"))
+    return devices.on_accelerators(strategy or tf.distribute.get_strategy())
 
 
 def _sum(values: list[tf.Tensor]) -> tf.Tensor:

@@ -1,0 +1,119 @@
+"""Scale: asynchronous training on more and more workers whose batches take 100 ms each and no processor.
+
+The machine is shared by all of them, so what is measured is what the servers and the coordinator cost, and what is left
+of a job while one of its workers is lost. An update adds 1 to a weight on the server, which counts what was applied.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import tempfile
+
+from benchmarks import programs
+from tf2dist.errors import UsageError
+from tf2dist.launch.backends import local
+
+_DEADLINE = 420.0  # seconds for one measurement
+_EVENTS = {"kill": "killed", "stop": "stopped", "none": "lost"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that `scale` alone has."""
+    group = parser.add_argument_group("scale")
+    group.add_argument(
+        "--workers", default="1,2,4,8,16", help="how many, one job after the other (default: 1,2,...,16)"
+    )
+    group.add_argument("--servers", type=int, default=1, help="parameter servers (default: 1)")
+    group.add_argument("--seconds", type=float, default=10.0, help="of each count, before and after (default: 10)")
+    group.add_argument(
+        "--kill", action=argparse.BooleanOptionalAction, default=True, help="kill one worker with SIGKILL"
+    )
+    group.add_argument("--stopped", action="store_true", help="hold one worker by SIGSTOP instead")
+
+
+def run(rounds: int, options: argparse.Namespace) -> dict:
+    """Prints a table, a line for each number of workers; returns the figures.
+
+    Raises:
+      UsageError: an option is out of its range.
+    """
+    counts = _counts(options.workers)
+    if options.servers < 1:
+        raise UsageError(f"--servers={options.servers} must be at least 1")
+    if options.seconds <= 0:
+        raise UsageError(f"--seconds={options.seconds:g} must be positive")
+    event = "stop" if options.stopped else "kill" if options.kill else "none"
+    print(f"{options.servers} ps, a chief and N workers on {os.cpu_count()} cores; 100 ms a batch (median of {rounds})")
+    print(f"workers  batches/s  of one worker  coordinator's cores  applied/asked  others when one is {_EVENTS[event]}")
+    figures = {}
+    for workers in counts:
+        found = [_measure(workers, options.servers, options.seconds, event) for _ in range(rounds)]
+        figures[workers] = found
+        rate, cores = (statistics.median(f[name] for f in found) for name in ("rate", "cores"))
+        first = statistics.median(f["rate"] for f in figures[counts[0]]) / counts[0]
+        applied = " ".join(f"{f['applied']:.0f}/{f['asked']}" for f in found)
+        others = [f["others"] for f in found if f["others"] is not None]
+        kept = f"{statistics.median(others):.2f} of before" if others else "-"
+        print(f"{workers:7}  {rate:9.1f}  {rate / first:13.2f}  {cores:19.2f}  {applied:>13}  {kept}", flush=True)
+    return {"servers": options.servers, "event": event, "by_workers": figures}
+
+
+def _counts(text: str) -> list[int]:
+    try:
+        counts = [int(part) for part in text.split(",")]
+    except ValueError:
+        counts = []
+    if not counts or min(counts) < 1:
+        raise UsageError(f"--workers={text} must be numbers from 1 on with commas between, as 1,2,4")
+    return counts
+
+
+def _measure(workers: int, servers: int, seconds: float, event: str) -> dict:
+    """Runs a job; returns its `summary`.
+
+    Raises:
+      SystemExit: it failed or took too long, or the counts are not exact.
+    """
+    with tempfile.TemporaryDirectory() as directory:
+        status = local.run(
+            [f"{programs.__name__}.scale_tf2dist", directory, str(seconds), event],
+            ps=servers,
+            workers=workers,
+            timeout=_DEADLINE,
+        )
+        if status:
+            raise SystemExit(status)
+        found = json.loads((pathlib.Path(directory) / "coordinator.json").read_text())
+    return summary(found)
+
+
+def summary(found: dict) -> dict:
+    """The figures of one job, from what its coordinator has written.
+
+    Returns:
+      rate, cores: batches a second, and the cores that the coordinator used, before a worker is lost.
+      others, lost: after it, the others' rate as a part of theirs before, and the lost one's; None if there is none.
+      asked, applied: updates.
+
+    Raises:
+      SystemExit: not exactly the updates were made that were asked for.
+    """
+    if not found["asked"] == found["counted"] == found["applied"]:
+        raise SystemExit(
+            f"asked for {found['asked']} updates, counted {found['counted']}, applied {found['applied']:.0f}"
+        )
+    before, after = found["before"], found.get("after")
+    others = sum(before["rates"][:-1])  # the last is lost
+    kept = sum(after["rates"][:-1]) / others if after and others else None
+    return {
+        "rate": sum(before["rates"]),
+        "cores": before["cores"],
+        "asked": found["asked"],
+        "applied": found["applied"],
+        "others": kept,
+        "lost": after["rates"][-1] if after else None,
+    }

@@ -1,0 +1,186 @@
+"""Data that Python yields, on the strategies of one process: the numbers of Keras, and one clear error."""
+
+import itertools
+import os
+import threading
+import time
+
+import keras
+import numpy as np
+import pytest
+
+import tf2dist
+from tests.conftest import sampled
+from tests.input.python_kinds import BROKEN, KINDS, STEPS, Rows, batches, composite, endless
+from tests.models import OPTIMIZERS, ROWS, classifier, weights
+from tf2dist.system import linux
+
+
+def made():
+    return classifier(OPTIMIZERS["adam"]())
+
+
+def same(ours, theirs):
+    for a, b in zip(weights(ours), weights(theirs), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def same_logs(ours, theirs):
+    assert ours.keys() == theirs.keys()
+    for name, values in theirs.items():
+        np.testing.assert_allclose(ours[name], values, rtol=1e-4, err_msg=name)
+
+
+def on_strategies(name, table, fast):
+    """Parameters `strategy` and `name`: on `mirrored` these in `make test` and the others in `make test-slow`.
+
+    There also the first one on `one`, and all of them when all are asked for.
+    """
+    mirrored = [("mirrored", kind) for kind in table]
+    quick = [("mirrored", kind) for kind in fast]
+    slow = [("one", fast[0]), *(pair for pair in mirrored if pair not in quick)]
+    pairs = sampled([*mirrored, *(("one", kind) for kind in table)], quick, slow)
+    return pytest.mark.parametrize(("strategy", name), pairs, indirect=["strategy"])
+
+
+@on_strategies("kind", KINDS, ["PyDataset with processes", "generator"])
+def test_as_keras(strategy, kind):
+    steps = None if kind in ("PyDataset", "DataLoader", "iterable") else STEPS
+    arguments = {"epochs": 3, "steps_per_epoch": STEPS, "shuffle": False}
+    arguments |= {"validation_data": batches()[1], "verbose": 0}
+    theirs, reference = made(), Rows(reorder="changes" in kind or "with " in kind)
+    expected = theirs.fit(reference, **arguments).history
+    with strategy.scope():
+        model = made()
+    given = KINDS[kind]()
+    found = tf2dist.fit(model, given, **{**arguments, "steps_per_epoch": steps}).history
+    same_logs(found, expected)
+    same(model, theirs)
+    if isinstance(given, Rows):
+        assert given.calls == reference.calls
+
+
+@on_strategies("kind", KINDS, ["DataLoader"])
+def test_evaluate_and_predict(strategy, kind):
+    with strategy.scope():
+        model = made()
+    steps = STEPS if kind in ("PyDataset without end", "generator") else None
+    x, y = (np.concatenate(each) for each in zip(*batches(), strict=True))
+    found = tf2dist.evaluate(model, KINDS[kind](), steps=steps, return_dict=True)
+    assert found == pytest.approx(model.evaluate(x, y, verbose=0, return_dict=True), rel=1e-4)
+    if "changes" in kind or "with " in kind:
+        return
+    np.testing.assert_allclose(tf2dist.predict(model, KINDS[kind](), steps=steps), model(x), rtol=1e-4, atol=1e-5)
+
+
+@on_strategies("wrong", BROKEN, ["raises", "another shape"])
+def test_one_clear_error(strategy, monkeypatch, wrong):
+    monkeypatch.setenv("TF2DIST_BATCH_TIMEOUT", "3")
+    broken, error, message = BROKEN[wrong]
+    with strategy.scope():
+        model = made()
+    before, threads = linux.descendants(os.getpid()), threading.active_count()
+    with pytest.raises(error) as caught:
+        tf2dist.fit(model, broken(), epochs=2, steps_per_epoch=STEPS, shuffle=False)
+    assert message in str(caught.value)
+    if wrong != "blocks":  # a thread that user's code holds up cannot be ended
+        assert threading.active_count() <= threads
+    assert linux.descendants(os.getpid()) == before
+    tf2dist.fit(model, endless(), steps_per_epoch=STEPS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ragged", "sparse"])
+def test_ragged_and_sparse_tensors(strategy, tf, kind):
+    """In a Dataset, and yielded by Python."""
+    dataset, compiled = composite(kind)
+    theirs = compiled()
+    expected = theirs.fit(dataset, epochs=2, verbose=0).history
+    for given in (dataset, (batch for batch in [*dataset, *dataset])):
+        with strategy.scope():
+            model = compiled()
+        found = tf2dist.fit(model, given, epochs=2, steps_per_epoch=STEPS).history
+        same_logs(found, expected)
+        same(model, theirs)
+
+
+def test_a_generator_is_left_where_training_has_ended(tf):
+    """Also for the next call, and where a callback has stopped it."""
+    numbers = []
+
+    def counted():
+        for number, batch in enumerate(endless()):
+            numbers.append(number)
+            yield batch
+
+    generator, model = counted(), made()
+    stop = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: setattr(model, "stop_training", batch == 1)
+    )
+    tf2dist.fit(model, generator, steps_per_epoch=3)
+    assert numbers == [0, 1, 2]
+    tf2dist.fit(model, generator, steps_per_epoch=4, callbacks=stop)
+    assert tf2dist.updates(model) == 5
+    tf2dist.fit(model, generator, initial_epoch=1, epochs=2, steps_per_epoch=5)
+    assert numbers == [*range(10)]
+    expected = made()
+    expected.fit(endless(), steps_per_epoch=10, verbose=0)
+    same(model, expected)
+
+
+def test_a_generator_without_steps_is_kept(tf):
+    theirs, model = made(), made()
+    theirs.fit(Rows(), epochs=2, shuffle=False, verbose=0)
+    tf2dist.fit(model, iter(batches()), epochs=2)
+    same(model, theirs)
+    assert tf2dist.predict(model, (batch for batch in batches())).shape == (ROWS, 3)
+
+
+@pytest.mark.parametrize("strategy", ["one"], indirect=True)
+def test_the_order_of_a_shuffled_py_dataset_follows_from_the_seed(strategy):
+    def trained(seed):
+        model = made()
+        tf2dist.fit(model, Rows(), epochs=2, seed=seed)
+        return weights(model)[0]
+
+    np.testing.assert_array_equal(trained(1), trained(1))
+    assert np.abs(trained(1) - trained(2)).max() > 1e-6
+
+
+def test_a_length_that_changes(tf):
+    class Shrinks(Rows):
+        def on_epoch_begin(self):
+            super().on_epoch_begin()
+            if self.calls.count("begin") == 2:
+                del self.batches[-1]
+
+    with pytest.raises(ValueError, match="says that it has 6 batches, and has said 7 before"):
+        tf2dist.fit(made(), Shrinks(), epochs=3)
+
+
+def test_skipping_has_the_time_of_a_batch_for_each(tf, monkeypatch):
+    """Where training goes on at batch 10, batches before it are read again: each may take as long as any other."""
+    monkeypatch.setenv("TF2DIST_BATCH_TIMEOUT", "2")
+
+    def slow():
+        for number, batch in enumerate(endless()):
+            time.sleep(0.5 if number < 8 else 0)
+            yield batch
+
+    for kind in (slow(), _Unsized(slow)):
+        model = made()
+        tf2dist.fit(model, kind, initial_epoch=2, epochs=3, steps_per_epoch=4)
+        assert tf2dist.updates(model) == 4
+
+
+class _Unsized:
+    """Batches that are made anew for each pass, of which there are 15."""
+
+    def __init__(self, make):
+        self._make = make
+
+    def __len__(self):
+        return 15
+
+    def __iter__(self):
+        return itertools.islice(self._make(), 15)

@@ -1,0 +1,74 @@
+"""Decides by what replicas on GPUs add up their gradients, and says so when it is not NCCL.
+
+NCCL is the fastest, and refuses two replicas on one GPU: logical devices of one, or processes that share one.
+TensorFlow's own choice looks at how many devices there are, not at which GPU they are on (`MirroredExtended.
+_make_collective_ops_with_fallbacks`), and between processes `AUTO` never is NCCL (`CollectiveParamResolverLocal::
+AssignCollectiveType` wants the hint "nccl", or an option that TensorFlow 2 does not set).
+"""
+
+# TensorFlow ships no types.
+# pyright: strict, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+
+from __future__ import annotations
+
+import enum
+import logging
+import os
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tf2dist.runtime import devices
+from tf2dist.system import environment_variables
+
+_log = logging.getLogger("tf2dist")
+
+
+class Means(enum.Enum):
+    """What adds up gradients."""
+
+    TENSORFLOWS = "TensorFlow's own choice"  # replicas on CPUs, or one replica
+    NCCL = "NCCL"
+    ONE_DEVICE = "a reduction on one device"
+    RING = "TensorFlow's ring"
+
+
+def choose(gpus: Sequence[int], processes: int, shared_by: int) -> Means:
+    """Returns what adds up the gradients of a job.
+
+    Args:
+      gpus: the physical GPU of each replica of this process, by number; empty on CPUs.
+      processes: that train together; each must come to the same choice.
+      shared_by: how many processes of the job use one GPU.
+    """
+    shared = shared_by > 1 or len({*gpus}) < len(gpus)
+    if not gpus or (processes == 1 and len(gpus) == 1):
+        return Means.TENSORFLOWS
+    if not shared:
+        return Means.NCCL
+    return Means.ONE_DEVICE if processes == 1 else Means.RING
+
+
+def within_process(replicas: Sequence[str]) -> tf.distribute.CrossDeviceOps | None:
+    """Returns what adds up gradients between the devices of this process; None for TensorFlow's own choice."""
+    means = choose(devices.physical_gpus(replicas), 1, 1)
+    if means is Means.ONE_DEVICE:
+        _say(means)
+        return tf.distribute.ReductionToOneDevice()
+    return None  # MirroredStrategy takes NCCL by itself where each device is a GPU
+
+
+def between_processes(replicas: Sequence[str], processes: int) -> tf.distribute.experimental.CommunicationOptions:
+    """Returns how processes with these replicas each exchange gradients."""
+    shared_by = environment_variables.count(environment_variables.GPUS_SHARED_BY, os.environ) or 1
+    means = choose(devices.physical_gpus(replicas), processes, shared_by)
+    kinds = tf.distribute.experimental.CommunicationImplementation
+    if means in (Means.RING, Means.ONE_DEVICE):
+        _say(Means.RING)
+    chosen = {Means.NCCL: kinds.NCCL, Means.RING: kinds.RING, Means.ONE_DEVICE: kinds.RING}.get(means, kinds.AUTO)
+    return tf.distribute.experimental.CommunicationOptions(implementation=chosen)
+
+
+def _say(means: Means) -> None:
+    _log.info("tf2dist: replicas share a GPU, which NCCL refuses: gradients are added by %s", means.value)

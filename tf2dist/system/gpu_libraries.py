@@ -1,0 +1,208 @@
+"""NVIDIA's driver and libraries as this Python would load them, and the GPUs that the driver tells of.
+
+Finds them without TensorFlow and without CUDA: libraries are asked for their version, which touches no device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import glob
+import importlib.metadata
+import importlib.util
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tf2dist.system import gpus
+
+# By library: the wheel of `tensorflow[and-cuda]`, the file, and the function that tells the version.
+_LIBRARIES = {
+    "cuda": ("nvidia-cuda-runtime-cu12", "libcudart.so.12", "cudaRuntimeGetVersion"),
+    "cudnn": ("nvidia-cudnn-cu12", "libcudnn.so.9", "cudnnGetVersion"),
+    "nccl": ("nvidia-nccl-cu12", "libnccl.so.2", "ncclGetVersion"),
+}
+_FIELDS = "index,uuid,memory.total,memory.free,compute_cap,driver_version,name"
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU that the driver tells of; memory in MiB."""
+
+    index: str
+    uuid: str
+    memory: int
+    free: int
+    compute_capability: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Driver:
+    """What NVIDIA's driver says.
+
+    Attributes:
+      version: as "550.54.14"; empty if it does not answer.
+      gpus: those it tells of.
+      links: how pairs of GPUs are connected, as {"GPU0-GPU1": "NV18"}.
+      peer_access: whether they read each other's memory, as {"GPU0-GPU1": "OK"}; else why not, in nvidia-smi's letters.
+    """
+
+    version: str = ""
+    gpus: tuple[Gpu, ...] = ()
+    links: dict[str, str] = field(default_factory=dict[str, str])
+    peer_access: dict[str, str] = field(default_factory=dict[str, str])
+
+
+def ask_driver() -> Driver:
+    """Asks the driver through nvidia-smi."""
+    said = gpus.nvidia_smi(f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits") or ""
+    rows = [[cell.strip() for cell in line.split(",", 6)] for line in said.splitlines() if line.count(",") >= 6]
+    found = tuple(
+        Gpu(index, uuid, _number(total), _number(free), capability, name)
+        for index, uuid, total, free, capability, _, name in rows
+    )
+    version = rows[0][5] if rows else ""
+    if len(found) < 2:
+        return Driver(version, found)
+    links, peers = (_pairs(gpus.nvidia_smi("topo", *which) or "") for which in (["-m"], ["-p2p", "r"]))
+    return Driver(version, found, links, peers)
+
+
+def wanted_versions() -> dict[str, str]:
+    """Returns the oldest version of each library with which TensorFlow was tried, as its wheel says without an import.
+
+    By the names of `library_versions`; empty if TensorFlow was installed in another way.
+    """
+    try:
+        needs = "\n".join(importlib.metadata.requires("tensorflow") or ())
+    except importlib.metadata.PackageNotFoundError:
+        return {}
+    found = {
+        name: re.search(rf"^{wheel}\b.*?>=([\d.]+)", needs, re.MULTILINE) for name, (wheel, *_) in _LIBRARIES.items()
+    }
+    return {name: match[1] for name, match in found.items() if match}
+
+
+def library_versions(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Returns the version of "cuda" (its runtime), "cudnn" and "nccl"; empty for one that is not there.
+
+    TensorFlow's libraries look in `LD_LIBRARY_PATH`, then beside TensorFlow, where the wheels of `tensorflow[and-cuda]`
+    put theirs, and then where the system's loader does.
+    """
+    return {name: _version(environ, *library) for name, library in _LIBRARIES.items()}
+
+
+def fits(name: str, wanted: str, found: str) -> bool:
+    """Is a library that is `found` one for which TensorFlow was built?
+
+    CUDA's runtime wants the same major version, cuDNN and NCCL also no older minor one (cuDNN: `cuda_dnn.cc`, "needs to
+    have matching major version and equal or higher minor version").
+    """
+    parts = 1 if name == "cuda" else 2
+    ours, theirs = version_numbers(wanted)[:parts], version_numbers(found)[:parts]
+    return is_loaded(wanted, found) and ours <= theirs
+
+
+def is_loaded(wanted: str, found: str) -> bool:
+    """Does TensorFlow load the library that is `found`? It asks for a file with the major version in its name.
+
+    Of an older minor version cuDNN is refused when it is first used, long after GPUs were found.
+    """
+    return version_numbers(wanted)[:1] == version_numbers(found)[:1]
+
+
+def why_unusable() -> str:
+    """Returns why TensorFlow, which is not imported for it, can load no CUDA here, in a few words; empty if it can."""
+    wanted, found = wanted_versions(), library_versions()
+    for name, label in (("cuda", "CUDA's runtime"), ("cudnn", "cuDNN")):
+        if name not in wanted:
+            continue  # TensorFlow was installed in another way, which says nothing
+        version = _minor(wanted[name])
+        if not found[name]:
+            return f"{label} {version} is not found"
+        if not is_loaded(wanted[name], found[name]):
+            return f"{label} {version} is wanted, and {found[name]} is found"
+    return ""
+
+
+def what_will_fail() -> str:
+    """Returns what will end with an error on GPUs that TensorFlow can use, in a few words; empty if nothing will.
+
+    cuDNN is asked for its version by the first operation that needs it: a convolution, and perhaps what XLA compiles.
+    """
+    wanted, found = wanted_versions().get("cudnn", ""), library_versions()["cudnn"]
+    if not wanted or not found or fits("cudnn", wanted, found):
+        return ""
+    return f"cuDNN {_minor(wanted)} is wanted, and {found} is found: convolutions will fail, and so may XLA"
+
+
+def cards_in_slots() -> list[str]:
+    """Returns the PCI addresses of NVIDIA's graphics cards in this machine, with a driver or without."""
+    found: list[str] = []
+    for directory in glob.glob("/sys/bus/pci/devices/*"):
+        with contextlib.suppress(OSError), open(f"{directory}/vendor") as vendor, open(f"{directory}/class") as kind:
+            if vendor.read().strip() == "0x10de" and kind.read().startswith("0x03"):
+                found.append(directory.rpartition("/")[2])
+    return sorted(found)
+
+
+def version_numbers(text: str) -> tuple[int, ...]:
+    """Returns "12.5.1" as (12, 5, 1)."""
+    return tuple(int(number) for number in re.findall(r"\d+", text))
+
+
+def _minor(version: str) -> str:
+    """Returns "9.3.0.75" as "9.3"."""
+    return ".".join(version.split(".")[:2])
+
+
+def _pairs(table: str) -> dict[str, str]:
+    """What a table of `nvidia-smi topo` says of each pair of GPUs; not of network cards."""
+    rows = [
+        re.split(r"\s+", re.sub("\x1b\\[[0-9;]*m", "", line).strip()) for line in table.splitlines() if line.strip()
+    ]
+    names = [name for name in (rows[0] if rows else []) if re.fullmatch(r"GPU\d+", name)]
+    found: dict[str, str] = {}
+    for row in rows[1:]:
+        for other, link in zip(names, row[1:], strict=False):
+            if row[0] in names and names.index(row[0]) < names.index(other):
+                found[f"{row[0]}-{other}"] = link
+    return found
+
+
+def _version(environ: Mapping[str, str], wheel: str, file: str, function: str) -> str:
+    """The version of the library that TensorFlow would load; empty if there is none."""
+    for directory in filter(None, environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)):
+        if os.path.exists(path := os.path.join(directory, file)):
+            return _told(path, function)
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(wheel)
+    package = importlib.util.find_spec("tensorflow")
+    for place in (package and package.submodule_search_locations) or ():
+        for path in glob.glob(os.path.join(glob.escape(os.path.dirname(place)), "nvidia", "*", "lib", file)):
+            return _told(path, function)
+    return _told(file, function)
+
+
+def _told(file: str, function: str) -> str:
+    """The version that a library itself tells; empty if it cannot be loaded."""
+    try:
+        ask = getattr(ctypes.CDLL(file), function)
+    except (OSError, AttributeError):
+        return ""
+    if function == "cudnnGetVersion":
+        ask.restype = ctypes.c_size_t
+        number = int(ask())  # 90300 is 9.3.0
+        return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+    number = ctypes.c_int()
+    if ask(ctypes.byref(number)):
+        return ""
+    if function == "ncclGetVersion":  # 22707 is 2.27.7
+        return f"{number.value // 10000}.{number.value // 100 % 100}.{number.value % 100}"
+    return f"{number.value // 1000}.{number.value % 1000 // 10}"  # 12050 is 12.5
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdecimal() else 0
