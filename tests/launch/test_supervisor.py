@@ -218,6 +218,20 @@ def test_what_a_program_leaves_behind_is_ended_with_the_job(start):
     assert job.left() == []
 
 
+def test_what_forks_and_ends_all_the_time_is_not_overlooked(start):
+    code = """
+    if os.fork() == 0:
+        os.setsid()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        for _ in range(2000):
+            if os.fork():
+                os._exit(0)
+    """
+    job = start(code)
+    assert job.finish()[0] == 0
+    assert job.left() == []
+
+
 def test_the_whole_process_group_of_a_program_gets_the_signal(start):
     code = """
     subprocess.run(["sh", "-c", "trap 'echo child was asked; exit' TERM; echo ready; sleep 1000 & wait"])

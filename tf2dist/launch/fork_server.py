@@ -137,16 +137,14 @@ class ForkServer:
 
     def _all_gone(self) -> bool:
         """Is no descendant left? While the job is being ended, also sends the signals that are due."""
+        if not linux.has_children():
+            return True
         if self._deadline is not None and time.monotonic() >= self._deadline:
             linux.kill(linux.descendants(self._pid), signal.SIGKILL)
-            return not self._children and not linux.descendants(self._pid)
-        if self._children:
-            return False
-        left = linux.descendants(self._pid)
-        if not self._orphans_terminated:  # programs may have left processes in groups of their own
-            linux.kill(left, signal.SIGTERM)
+        elif not self._children and not self._orphans_terminated:
+            linux.kill(linux.descendants(self._pid), signal.SIGTERM)  # what programs left in groups of their own
             self._orphans_terminated = True
-        return not left
+        return False
 
 
 def main() -> None:

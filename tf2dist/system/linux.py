@@ -39,8 +39,24 @@ def open_closed_streams() -> None:
             setattr(sys, name, os.fdopen(fd, "w" if fd else "r", closefd=False))
 
 
+def has_children() -> bool:
+    """Has this process any child, zombies included?
+
+    Of a process that adopts orphans this also says whether it has descendants, which `descendants` cannot: the kernel
+    answers at once, while a walk through /proc overlooks what is forked, and whose parent ends, during the walk.
+    """
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
 def descendants(pid: int) -> list[int]:
-    """Returns the pids of the living children of `pid`, of their children, and so on, without zombies."""
+    """Returns the pids of the living children of `pid`, of their children, and so on, without zombies.
+
+    What is forked while it looks may be missing.
+    """
     children: dict[int, list[int]] = {}
     zombies: set[int] = set()
     for found in _pids():

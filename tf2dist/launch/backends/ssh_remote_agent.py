@@ -180,9 +180,9 @@ class RemoteAgent:
         """Ends what the task has left behind."""
         deadline = time.monotonic() + _LAST_GRACE
         linux.kill(linux.descendants(os.getpid()), signal.SIGTERM)
-        while left := linux.descendants(os.getpid()):
+        while linux.has_children():
             if time.monotonic() > deadline:
-                linux.kill(left, signal.SIGKILL)
+                linux.kill(linux.descendants(os.getpid()), signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass
