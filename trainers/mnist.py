@@ -23,7 +23,10 @@ _BACKUP_WORKERS = flags.DEFINE_integer(
     "backup_workers", 0, "Workers that a --sync update does not wait for.", lower_bound=0
 )
 _LOCAL_STEPS = flags.DEFINE_integer(
-    "local_steps", 1, "Under ps: steps between two meetings with the servers.", lower_bound=1
+    "local_steps",
+    1,
+    "Under ps: updates on a copy of the weights (local SGD) before the servers get the difference.",
+    lower_bound=1,
 )
 _LEARNING_RATE = flags.DEFINE_float("learning_rate", None, "The preset's if not given.", lower_bound=0.0)
 

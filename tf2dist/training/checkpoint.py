@@ -88,9 +88,8 @@ class Checkpoint(keras.callbacks.Callback):
             checkpoint_files.discard_unfinished(self.directory)
             found = self._restore_newest(state, start)
             step = -1 if found is None else found.global_step
-            self._status = StatusUpdates(
-                self.directory
-            )  # after the check: a checkpoint of another model leaves the status as it was
+            # After the check: a checkpoint of another model leaves the status as it was.
+            self._status = StatusUpdates(self.directory)
             session.current().on_failure(self.failed)
         (step,) = collectives.broadcast(state.strategy, [step])
         if step < 0:

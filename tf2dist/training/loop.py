@@ -142,8 +142,12 @@ class TrainingLoop:
             found = checkpoint.begin(self._state, start)
             if found is not None:
                 start, sums = found.global_step, MetricSums(self._step)
-                if found.global_step % self._steps_per_epoch:
-                    sums.add(found.metric_sums)
+                if found.global_step % self._steps_per_epoch and not sums.take_up(found.metric_sums):
+                    _log.warning(
+                        "tf2dist: the model's metrics are others than the checkpoint's, so that the logs of this epoch "
+                        "are of its batches from step %d on",
+                        start,
+                    )
         return start, sums
 
     def _run_epoch(self, epoch: int, stream, sums: MetricSums) -> dict:
