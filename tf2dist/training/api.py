@@ -70,7 +70,7 @@ def fit(
     steps_per_execution: int | None = None,
     parameter_server: ParameterServer | None = None,
 ) -> keras.callbacks.History:
-    """Trains a compiled model on the strategy in whose scope it was made.
+    """Trains a compiled model on its strategy: in whose scope it was made, or else that of the job.
 
     The arguments of `keras.Model.fit`, in its order, come first; the last three are ours.
 
@@ -79,7 +79,7 @@ def fit(
     whoever makes them.
 
     Args:
-      model: compiled, made inside of `strategy.scope()`.
+      model: compiled. One that was made outside of `strategy.scope()` is moved into it, with its state.
       x, y, sample_weight: arrays, with `batch_size`; several inputs or outputs are a list or dictionary of arrays.
         Or, as `x` alone: a tuple `(x, y)` or `(x, y, sample_weight)` of those, `tf2dist.Examples`, a
         `tf.data.Dataset` of global batches (in a multi-worker job every peer must read it in the same order), a
