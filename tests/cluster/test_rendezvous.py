@@ -1,4 +1,5 @@
 import contextlib
+import dataclasses
 import errno
 import json
 import socket
@@ -173,6 +174,22 @@ def test_another_cluster(cluster, capfd):
     assert err.startswith("ps 0: chief 0 came from 127.0.0.1, ")
     assert "was started with another cluster" in err
     assert err.count("\n") == 1
+
+
+def test_another_job_at_the_same_addresses(cluster):
+    mine, other = (dataclasses.replace(cluster, job_id=job_id) for job_id in ("7.0", "7.1"))
+    following = follow(other, PS)
+    with pytest.raises(RendezvousError) as caught:
+        wait_for_followers(mine, [PS], DEADLINE)
+    assert str(caught.value) == f"ps 0 at {cluster.address(PS)} belongs to another job: 7.1, not 7.0"
+    agreed(cluster, wait_for_followers(other, [PS], DEADLINE), {PS: following})
+
+
+@pytest.mark.parametrize("job_ids", [("7.0", ""), ("", "7.0")])
+def test_a_job_of_which_only_some_tasks_know_the_name(cluster, job_ids):
+    mine, theirs = (dataclasses.replace(cluster, job_id=job_id) for job_id in job_ids)
+    following = {PS: follow(theirs, PS)}
+    agreed(cluster, wait_for_followers(mine, [PS], DEADLINE), following)
 
 
 def test_a_task_that_was_started_as_another(cluster):

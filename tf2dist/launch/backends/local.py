@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import os
 import sys
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ from tf2dist.launch.supervisor import supervise
 from tf2dist.launch.thread_limits import thread_variables
 from tf2dist.launch.user_program import python_arguments
 from tf2dist.system import linux
-from tf2dist.system.environment_variables import LAUNCHED_AT
+from tf2dist.system.environment_variables import JOB_ID, LAUNCHED_AT
 
 _LOOPBACK = (LOCALHOST, "127.0.0.1")
 _PRELOAD = ("tensorflow", "keras", "tf2dist.training.api")
@@ -43,7 +44,7 @@ def run(
 ) -> int:
     """Runs `program` once for each task of a new cluster on loopback ports; returns the exit status of the job.
 
-    Every process gets its task as TF_CONFIG, and TF2DIST_LAUNCHED_AT unless that is set already.
+    Every process gets its task as TF_CONFIG, TF2DIST_JOB_ID, and TF2DIST_LAUNCHED_AT unless that is set already.
 
     Args:
       program: module or script, and its arguments.
@@ -134,6 +135,7 @@ def _run(
     shared = thread_variables(threads, layout) | {
         LAUNCHED_AT: os.environ.get(LAUNCHED_AT) or f"{linux.began():.2f}",
         **env,
+        JOB_ID: uuid.uuid4().hex,
     }
     # In a network of its own nobody else takes a port.
     fixed = port or settings.get("isolate")
