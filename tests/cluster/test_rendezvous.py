@@ -255,11 +255,11 @@ def test_a_leader_that_came_and_waits_for_others(cluster):
 def test_both_say_for_whom_they_wait(cluster, monkeypatch, capfd):
     monkeypatch.setattr(rendezvous, "_QUIET", 0.0)
     with pytest.raises(RendezvousError):
-        wait_for_followers(cluster, [WORKER1], SHORT)
+        wait_for_followers(cluster, [WORKER1], 5 * SHORT)
     said = f"chief 0 waits for worker 1 at {cluster.address(WORKER1)}: connection refused"
     assert set(capfd.readouterr().err.splitlines()) == {said}
     with pytest.raises(RendezvousError):
-        wait_for_leader(cluster.at(PS), CHIEF, SHORT)
+        wait_for_leader(cluster.at(PS), CHIEF, 5 * SHORT)
     said = f"ps 0 waits for chief 0 at {cluster.address(CHIEF)}"
     assert set(capfd.readouterr().err.splitlines()) == {said}
 
