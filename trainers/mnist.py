@@ -59,9 +59,10 @@ def train(run, prepared):
     batch_size = _batch_size(run.strategy.num_replicas_in_sync)
     images = image_batches(source, batch_size, seed=run.shared.seed)
     epochs, steps_per_epoch = _training_length(preset, images)
+    data = f"{source.name} ({images.train_examples:,} training, {images.test_examples:,} test images)"
+    run.check_same("--dataset", data)
     run.say(
-        f"preset {_PRESET.value} on {source.name} ({images.train_examples:,} training, {images.test_examples:,} test "
-        f"images), strategy {run.shared.strategy} ({run.shared.layout}), batch {batch_size}"
+        f"preset {_PRESET.value} on {data}, strategy {run.shared.strategy} ({run.shared.layout}), batch {batch_size}"
     )
 
     with run.strategy.scope():
@@ -76,7 +77,7 @@ def train(run, prepared):
     if preset.print_every:
         lines = StepLines(run.say, preset.print_every, batch_size, images.steps_per_epoch)
     else:
-        lines = EpochLines(run.say, epochs, min(images.train_examples, steps_per_epoch * batch_size))
+        lines = EpochLines(run.say, epochs, images.train_examples / images.steps_per_epoch)
     callbacks = [timer, lines]
     callbacks += logdir.callbacks(run, every_seconds=60, every_steps=1000)
 

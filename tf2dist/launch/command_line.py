@@ -12,7 +12,7 @@ from typing import NoReturn, cast
 from tf2dist.errors import UsageError
 from tf2dist.launch import backend
 from tf2dist.launch.backend import Backend
-from tf2dist.system import linux
+from tf2dist.system import linux, standard_output
 from tf2dist.system.commands import Parser, as_called
 
 
@@ -59,12 +59,9 @@ def main(arguments: Sequence[str]) -> int:
         return _refuse(f"{name}: {error}")
 
 
-def run() -> int:
-    """Runs the command with this process's arguments; returns its exit status."""
-    try:
-        return main(sys.argv[1:])
-    except KeyboardInterrupt:
-        return 130
+def run() -> int | str | None:
+    """Runs the command with this process's arguments; returns its exit status, as `standard_output.run`."""
+    return standard_output.run(main)
 
 
 def _usage(name: str = "NAME") -> str:
