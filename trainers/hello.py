@@ -42,8 +42,6 @@ def cluster():
 
 def prepare(shared):
     """Checks the flags, before TensorFlow is imported."""
-    if shared.logdir:
-        raise UsageError(f"--logdir={shared.logdir} is for what is trained; hello has nothing to go on from")
     if _DEVICES.value is not None and len(_DEVICES.value) != 2:
         raise UsageError(f"--devices={','.join(_DEVICES.value)} names {len(_DEVICES.value)}; two are right")
     if wrong := [device for device in _DEVICES.value or () if not placement.is_device(device)]:

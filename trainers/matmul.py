@@ -40,8 +40,6 @@ def prepare(shared):
     """Checks the flags, before TensorFlow is imported."""
     if shared.strategy in ("ps", "multiworker"):
         raise UsageError(f"--strategy={shared.strategy} is of several processes, and matmul runs in one")
-    if shared.logdir:
-        raise UsageError(f"--logdir={shared.logdir} is for what is trained; matmul has nothing to go on from")
     if shared.mixed_precision:
         raise UsageError("--mixed_precision is for models; --dtype=bfloat16 is what a product takes")
     if _SPLIT.value and shared.xla:

@@ -121,7 +121,6 @@ BAD = {
     ("--job_name=local", "--task_index=0", "--hosts=here"): "'here'",
     ("--job_name=worker", "--task_index=0"): "--job_name=worker is given without --worker_hosts",
     ("--hosts=a:1", "--worker_hosts=b:1", "--job_name=worker"): "give one",
-    ("--logdir=logs",): "--logdir=logs is for what is trained",
     ("238",): "unexpected argument '238'",
     ("--start_timeout=0",): "--start_timeout=0",
 }

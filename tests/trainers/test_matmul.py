@@ -84,7 +84,6 @@ BAD = {
     ("--chart=it.txt",): "must end in .png, .svg or .pdf",
     ("--chart=nowhere/it.png",): "--chart=nowhere/it.png cannot be written",
     ("--strategy=ps",): "matmul runs in one",
-    ("--logdir=logs",): "--logdir=logs is for what is trained",
     ("--mixed_precision",): "--dtype=bfloat16",
 }
 
