@@ -21,7 +21,7 @@ from tf2dist.launch.supervisor import supervise
 from tf2dist.launch.thread_limits import thread_variables
 from tf2dist.launch.user_program import python_arguments
 from tf2dist.system import linux
-from tf2dist.system.environment_variables import LAUNCHED_AT
+from tf2dist.system.environment_variables import LAUNCHED_AT, PREEMPTIBLE
 
 _LOOPBACK = (LOCALHOST, "127.0.0.1")
 _PRELOAD = ("tensorflow", "keras", "tf2dist.training.api")
@@ -43,7 +43,7 @@ def run(
 ) -> int:
     """Runs `program` once for each task of a new cluster on loopback ports; returns the exit status of the job.
 
-    Every process gets its task as TF_CONFIG, and TF2DIST_LAUNCHED_AT unless that is set already.
+    Every process gets its task as TF_CONFIG; and TF2DIST_LAUNCHED_AT and TF2DIST_PREEMPTIBLE, unless they are set.
 
     Args:
       program: module or script, and its arguments.
@@ -133,6 +133,7 @@ def _run(
         print(f"launch: {sharing.note}", file=sys.stderr)
     shared = thread_variables(threads, layout) | {
         LAUNCHED_AT: os.environ.get(LAUNCHED_AT) or f"{linux.began():.2f}",
+        PREEMPTIBLE: os.environ.get(PREEMPTIBLE) or "1",
         **env,
     }
     # In a network of its own nobody else takes a port.
