@@ -8,6 +8,8 @@ import platform
 import sys
 from collections.abc import Sequence
 
+from tf2dist.system import standard_output
+
 USAGE = "tf2dist COMMAND [arguments]"
 # Each module has main(arguments) -> exit status.
 COMMANDS = {
@@ -46,12 +48,9 @@ def main(arguments: Sequence[str]) -> int:
     return status
 
 
-def run() -> int:
-    """Runs the command with this process's arguments; returns its exit status."""
-    try:
-        return main(sys.argv[1:])
-    except KeyboardInterrupt:
-        return 130
+def run() -> int | str | None:
+    """Runs the command with this process's arguments; returns its exit status, as `standard_output.run`."""
+    return standard_output.run(main)
 
 
 def _version() -> str:

@@ -14,6 +14,7 @@ import os
 import platform
 import socket
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from tf2dist.cluster import environments, rendezvous
@@ -22,7 +23,7 @@ from tf2dist.cluster.roles import Role, leader_of, role_of
 from tf2dist.cluster.spec import Cluster, ClusterError, Task
 from tf2dist.errors import UsageError
 from tf2dist.runtime import tensorflow_import
-from tf2dist.system import gpu_libraries, gpus
+from tf2dist.system import gpu_libraries, gpus, standard_output
 from tf2dist.system.commands import Parser, as_called
 
 _ROLES = {
@@ -38,7 +39,7 @@ _BUILD_INFO = {"cuda": "cuda_version", "cudnn": "cudnn_version", "capabilities":
 _INSTALL = "`pip install 'tensorflow[and-cuda]'` brings those that it was built with"
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Prints the report; returns the exit status."""
     parser = Parser(prog=as_called("doctor", "tf2dist.doctor"), description=__doc__, allow_abbrev=False)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -328,4 +329,4 @@ def lines(report: dict) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(standard_output.run(main))

@@ -6,6 +6,7 @@ ensemble trains classifiers apart and lets them answer together. The numbers are
 
 import array
 import math
+from collections.abc import Sequence
 
 from absl import flags
 
@@ -13,6 +14,7 @@ from tf2dist.data.errors import DataError
 from tf2dist.errors import UsageError
 from tf2dist.system.local_paths import check_local
 from trainers.common import main
+from trainers.mapreduce_slices import EvenSizes
 
 _JOB = flags.DEFINE_enum("job", "mean", ["mean", "variance", "histogram", "ensemble"], "What to compute.")
 _SIZE = flags.DEFINE_integer("size", None, "How many random numbers; 100.", lower_bound=1, upper_bound=2**53)
@@ -83,7 +85,7 @@ def train(run, prepared):
     if _JOB.value == "variance":
         run.say(f"variance {report['variance']:.15g}, standard deviation {math.sqrt(report['variance']):.15g}")
     if _JOB.value == "histogram":
-        edges = np.histogram_bin_edges([report["min"], report["max"]], _BINS.value)
+        edges = statistics.bin_edges(report["min"], report["max"], _BINS.value)
         counts = map_reduce(lambda slice: statistics.histogram(read_slice(slice), edges), np.add)
         for low, high, number in zip(edges[:-1], edges[1:], counts, strict=True):
             run.say(f"{low:12.6g} to {high:12.6g}: {number:,}")
@@ -119,7 +121,7 @@ def read_numbers(path: str) -> array.array:
     return numbers
 
 
-def _slice_sizes(size: int) -> list[int]:
+def _slice_sizes(size: int) -> Sequence[int]:
     """Returns the sizes of the slices.
 
     Args:
@@ -129,7 +131,7 @@ def _slice_sizes(size: int) -> list[int]:
       UsageError: --slices does not add up to `size`.
     """
     if not _SLICES.value:
-        return _even_sizes(size, min(size, max(2, math.ceil(size / _MAX_SLICE))))
+        return EvenSizes(size, min(size, max(2, math.ceil(size / _MAX_SLICE))))
     given, sizes = _parse_slices()
     if len(sizes) > 1:
         if sum(sizes) != size:
@@ -137,7 +139,7 @@ def _slice_sizes(size: int) -> list[int]:
         return sizes
     if sizes[0] > size:
         raise UsageError(f"{given} is more than the {size:,} numbers that there are; a slice has at least one")
-    return _even_sizes(size, sizes[0])
+    return EvenSizes(size, sizes[0])
 
 
 def _ensemble_size() -> int:
@@ -159,10 +161,6 @@ def _parse_slices() -> tuple[str, list[int]]:
     if min(sizes) < 1:
         raise UsageError(f"{given} must be positive: a slice has at least one number")
     return given, sizes
-
-
-def _even_sizes(size: int, slices: int) -> list[int]:
-    return [size // slices + (i < size % slices) for i in range(slices)]
 
 
 def _check_same_numbers(run, numbers) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import tensorflow as tf
 
+from tf2dist.data.errors import DataError
 from trainers.common import threefry
 
 
@@ -67,6 +68,22 @@ def merge_moments(a: dict, b: dict) -> dict:
         "min": np.minimum(a["min"], b["min"]),
         "max": np.maximum(a["max"], b["max"]),
     }
+
+
+def bin_edges(low: float, high: float, bins: int) -> np.ndarray:
+    """Returns the edges f64[bins + 1] of equal bins, as NumPy chooses them.
+
+    Raises:
+      DataError: there are not so many numbers between `low` and `high`, or the difference of the two is none.
+    """
+    try:
+        with np.errstate(over="raise", invalid="raise"):
+            return np.histogram_bin_edges(np.array([low, high]), bins)
+    except (ValueError, FloatingPointError):
+        raise DataError(
+            f"--bins={bins} cannot be made of numbers from {low!r} to {high!r}: float64 has too few between them, or "
+            "no number for their difference; give fewer bins, or scale the numbers"
+        ) from None
 
 
 def histogram(x: tf.Tensor, edges: np.ndarray) -> tf.Tensor:

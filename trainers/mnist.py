@@ -23,7 +23,10 @@ _BACKUP_WORKERS = flags.DEFINE_integer(
     "backup_workers", 0, "Workers that a --sync update does not wait for.", lower_bound=0
 )
 _LOCAL_STEPS = flags.DEFINE_integer(
-    "local_steps", 1, "Under ps: steps between two meetings with the servers.", lower_bound=1
+    "local_steps",
+    1,
+    "Under ps: updates on a copy of the weights (local SGD) before the servers get the difference.",
+    lower_bound=1,
 )
 _LEARNING_RATE = flags.DEFINE_float("learning_rate", None, "The preset's if not given.", lower_bound=0.0)
 
@@ -56,9 +59,10 @@ def train(run, prepared):
     batch_size = _batch_size(run.strategy.num_replicas_in_sync)
     images = image_batches(source, batch_size, seed=run.shared.seed)
     epochs, steps_per_epoch = _training_length(preset, images)
+    data = f"{source.name} ({images.train_examples:,} training, {images.test_examples:,} test images)"
+    run.check_same("--dataset", data)
     run.say(
-        f"preset {_PRESET.value} on {source.name} ({images.train_examples:,} training, {images.test_examples:,} test "
-        f"images), strategy {run.shared.strategy} ({run.shared.layout}), batch {batch_size}"
+        f"preset {_PRESET.value} on {data}, strategy {run.shared.strategy} ({run.shared.layout}), batch {batch_size}"
     )
 
     with run.strategy.scope():
@@ -73,7 +77,7 @@ def train(run, prepared):
     if preset.print_every:
         lines = StepLines(run.say, preset.print_every, batch_size, images.steps_per_epoch)
     else:
-        lines = EpochLines(run.say, epochs, min(images.train_examples, steps_per_epoch * batch_size))
+        lines = EpochLines(run.say, epochs, images.train_examples / images.steps_per_epoch)
     callbacks = [timer, lines]
     callbacks += logdir.callbacks(run, every_seconds=60, every_steps=1000)
 

@@ -64,9 +64,10 @@ def train(run, prepared):
         boundaries = [round(fraction * epochs * steps_per_epoch) for fraction in (0.7, 0.85)]
         rates = [factor * _LEARNING_RATE.value * batch_size for factor in (1.0, 0.3, 0.1)]
         schedule = keras.optimizers.schedules.PiecewiseConstantDecay(boundaries, rates)
-        model = matrix_factorization(users, items, rank, keras.optimizers.SGD(schedule), seed=run.shared.seed)
+        optimizer = keras.optimizers.SGD(schedule)
+        model = matrix_factorization(users, items, rank, optimizer, seed=run.shared.seed, jit_compile=run.shared.xla)
     timer = TrainingTimer(run.began)
-    callbacks = [timer, EpochLines(run.say, epochs, steps_per_epoch * batch_size)]
+    callbacks = [timer, EpochLines(run.say, epochs, batch_size)]
     callbacks += logdir.callbacks(run, every_seconds=60, every_steps=1000)
 
     began = time.perf_counter()
@@ -107,7 +108,7 @@ def train(run, prepared):
     }
 
 
-def matrix_factorization(users: int, items: int, rank: int, optimizer, *, seed: int):
+def matrix_factorization(users: int, items: int, rank: int, optimizer, *, seed: int, jit_compile: bool):
     """Returns the compiled model: user i32[b], item i32[b] -> rating f32[b, 1]."""
     import keras
 
@@ -119,7 +120,8 @@ def matrix_factorization(users: int, items: int, rank: int, optimizer, *, seed: 
         inputs[name] = keras.Input((), dtype="int32", name=name)
         factors.append(ShardedEmbedding(rows, rank, initializer, name=f"{name}_factors")(inputs[name]))
     model = keras.Model(inputs, keras.layers.Dot(axes=1, dtype="float32")(factors))
-    model.compile(optimizer, "mse", metrics=[keras.metrics.RootMeanSquaredError("rmse")])
+    metrics = [keras.metrics.RootMeanSquaredError("rmse")]
+    model.compile(optimizer, "mse", metrics=metrics, jit_compile=jit_compile)
     return model
 
 

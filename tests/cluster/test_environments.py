@@ -132,6 +132,10 @@ def config(cluster, **task):
             )},
             "CLUSTER_SPEC", Task("worker", 0), 3,
         ),
+        (
+            {"TF_CONFIG": json.dumps({"sparseCluster": {"worker": {"1": "c:1"}, "ps": ["d:1"]}, "task": {}})},
+            ClusterError, "turn off enableDynamicWorker in a TFJob", 0,
+        ),
         ({"CLUSTER_SPEC": "{"}, ClusterError, "CLUSTER_SPEC is not JSON", 0),
     ],
 )  # fmt: skip
@@ -180,6 +184,32 @@ def test_ports_of_two_slurm_jobs_do_not_overlap():
     ports = sorted({int(address.rpartition(":")[2]) for address in first})
     assert min(b - a for a, b in itertools.pairwise(ports)) == 64
     assert 15000 <= ports[0] < ports[-1] + 64 <= 32768
+
+
+def test_steps_of_a_slurm_job_have_ports_of_their_own():
+    """The first has those of the job."""
+
+    def port(job, step):
+        environ = {**STEP, "SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)}
+        return environments.find(environ).cluster.port(Task("worker", 0))
+
+    assert port(3, 0) == 15192
+    beside = sorted(port(job, step) for job in (3, 4, 5) for step in range(20))
+    assert min(b - a for a, b in itertools.pairwise(beside)) == 64
+    assert 15000 <= beside[0] < beside[-1] + 64 <= 32768
+
+
+def test_a_job_has_a_name_where_something_gives_it_one():
+    job = {"TF_CONFIG": config(HOSTS, type="ps", index=0)}
+    assert environments.find(job).cluster.job_id == ""
+    assert environments.find({**job, "TF2DIST_JOB_ID": "mine"}).cluster.at(Task("worker", 0)).job_id == "mine"
+    assert environments.find({**STEP, "SLURM_STEP_ID": "2", "TF2DIST_JOB_ID": "outer"}).cluster.job_id == "3.2"
+
+
+def test_a_slurm_task_is_where_it_is_taken_to_be():
+    assert environments.find({**STEP, "SLURM_NODEID": "3"}).cluster.task == Task("worker", 4)
+    with pytest.raises(ClusterError, match=r"task 1 is on n08, .* makes that n09; start them with srun --distribution"):
+        environments.find({**STEP, "SLURM_PROCID": "1", "SLURM_NODEID": "0"})
 
 
 def test_a_step_of_one_task_is_no_cluster():

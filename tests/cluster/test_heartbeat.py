@@ -231,3 +231,22 @@ def test_all_connections_to_a_task_that_is_lost_are_ended():
         for here, there in ((other, stack.enter_context(elsewhere.accept()[0])), pair):
             here.sendall(b"x")
             assert there.recv(1) == b"x"
+
+
+def test_sockets_that_have_no_such_addresses_are_passed_over():
+    """They are called by numbers, or by bytes; and they do not keep the others from being ended."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW))
+        local = stack.enter_context(socket.socket(socket.AF_UNIX))
+        local.bind("")  # in the abstract namespace, with a name of the kernel's choice
+        local.listen()
+        caller = stack.enter_context(socket.socket(socket.AF_UNIX))
+        caller.connect(local.getsockname())
+        assert isinstance(caller.getpeername(), bytes)
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        near = stack.enter_context(socket.create_connection(server.getsockname()))
+        far = stack.enter_context(server.accept()[0])
+        TaskConnection(near, Task("ps", 0), "here").shut_down_all()
+        far.settimeout(DEADLINE)
+        assert far.recv(1) == b""
+        caller.sendall(b"x")

@@ -1,4 +1,5 @@
 import contextlib
+import dataclasses
 import errno
 import json
 import socket
@@ -175,6 +176,22 @@ def test_another_cluster(cluster, capfd):
     assert err.count("\n") == 1
 
 
+def test_another_job_at_the_same_addresses(cluster):
+    mine, other = (dataclasses.replace(cluster, job_id=job_id) for job_id in ("7.0", "7.1"))
+    following = follow(other, PS)
+    with pytest.raises(RendezvousError) as caught:
+        wait_for_followers(mine, [PS], DEADLINE)
+    assert str(caught.value) == f"ps 0 at {cluster.address(PS)} belongs to another job: 7.1, not 7.0"
+    agreed(cluster, wait_for_followers(other, [PS], DEADLINE), {PS: following})
+
+
+@pytest.mark.parametrize("job_ids", [("7.0", ""), ("", "7.0")])
+def test_a_job_of_which_only_some_tasks_know_the_name(cluster, job_ids):
+    mine, theirs = (dataclasses.replace(cluster, job_id=job_id) for job_id in job_ids)
+    following = {PS: follow(theirs, PS)}
+    agreed(cluster, wait_for_followers(mine, [PS], DEADLINE), following)
+
+
 def test_a_task_that_was_started_as_another(cluster):
     jobs = {**cluster.jobs, "worker": cluster.jobs["worker"][::-1]}
     follow(Cluster(jobs, CHIEF), WORKER1)  # listens where the others take worker 0 to be
@@ -238,11 +255,11 @@ def test_a_leader_that_came_and_waits_for_others(cluster):
 def test_both_say_for_whom_they_wait(cluster, monkeypatch, capfd):
     monkeypatch.setattr(rendezvous, "_QUIET", 0.0)
     with pytest.raises(RendezvousError):
-        wait_for_followers(cluster, [WORKER1], SHORT)
+        wait_for_followers(cluster, [WORKER1], 5 * SHORT)
     said = f"chief 0 waits for worker 1 at {cluster.address(WORKER1)}: connection refused"
     assert set(capfd.readouterr().err.splitlines()) == {said}
     with pytest.raises(RendezvousError):
-        wait_for_leader(cluster.at(PS), CHIEF, SHORT)
+        wait_for_leader(cluster.at(PS), CHIEF, 5 * SHORT)
     said = f"ps 0 waits for chief 0 at {cluster.address(CHIEF)}"
     assert set(capfd.readouterr().err.splitlines()) == {said}
 

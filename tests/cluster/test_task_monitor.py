@@ -1,5 +1,6 @@
 """What a leader and its followers make of the others' words, silence and ends."""
 
+import errno
 import os
 import signal
 import socket
@@ -15,6 +16,7 @@ from tests.threads import DEADLINE, background, nobody_listens, stays, wait_unti
 from tf2dist.cluster import heartbeat, task_monitor
 from tf2dist.cluster.heartbeat import TaskConnection, TaskLostError
 from tf2dist.cluster.loss_policy import LossPolicy
+from tf2dist.cluster.rendezvous import RendezvousError
 from tf2dist.cluster.spec import Task
 from tf2dist.cluster.task_monitor import FollowerMonitor, LeaderMonitor
 from tf2dist.errors import Preempted
@@ -66,7 +68,7 @@ class TestLead:
         lines[0][1].say("ready")
         leader = lead(*lines)
         assert leader._ready[Task("ps", 0)].wait(DEADLINE)
-        with pytest.raises(TimeoutError, match=r"worker 0 at worker0:2222 did not start its server within 0\.1 s"):
+        with pytest.raises(RendezvousError, match=r"worker 0 at worker0:2222 did not start its server within 0\.1 s"):
             leader.wait_ready(0.1)
 
     def test_a_task_that_ends_before_it_is_ready_is_not_waited_for(self, lead, connect):
@@ -88,6 +90,16 @@ class TestLead:
         assert not waiting.done()
         back[1].say("ready")
         waiting.result(DEADLINE)
+
+    def test_a_worker_that_is_lost_before_it_is_ready_and_stays_away_is_named(self, lead, connect):
+        lines = [connect("worker", 0), connect("worker", 1)]
+        leader = lead(*lines, policy=LossPolicy(True))
+        lines[0][1].say("ready")
+        lines[1][1].end()
+        wait_until(lambda: leader.lost)
+        why = "it ended before the job began, and did not come back within 0.1 s"
+        with pytest.raises(TaskLostError, match=f"worker 1 at worker1:2222 is gone: {why}"):
+            leader.wait_ready(0.1)
 
     def test_gives_signs_of_life(self, lead, connect, lively):
         lines = [connect("ps", 0), connect("worker", 0)]
@@ -165,6 +177,18 @@ class TestLead:
         lead(*lines, fatal=lambda lost: Task("ps", 0) in lost)
         lines[0][1].end()
         assert ended.result(DEADLINE) == "ps 0 at ps0:2222 is gone: it ended before the job was done"
+
+    def test_a_loss_counts_though_no_file_descriptor_is_left(self, lead, connect, ended, monkeypatch, capfd):
+        def fail(path):
+            raise OSError(errno.EMFILE, "Too many open files", path)
+
+        lines = [connect("ps", 0)]
+        lead(*lines, fatal=bool)
+        monkeypatch.setattr(heartbeat.os, "listdir", fail)
+        lines[0][1].end()
+        assert ended.result(DEADLINE) == "ps 0 at ps0:2222 is gone: it ended before the job was done"
+        said = "tf2dist: other connections to ps 0 at ps0:2222 are left open: Too many open files\n"
+        assert capfd.readouterr().err == said
 
     def test_the_last_of_several_is_fatal(self, lead, connect, ended):
         lines = [connect("worker", 0), connect("worker", 1)]

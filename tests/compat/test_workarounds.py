@@ -267,3 +267,10 @@ def test_our_memory_growth_is_kept(tf, two_gpus, divided_first):
     assert found.allow_growth
     assert [list(gpu.memory_limit_mb) for gpu in found.experimental.virtual_devices] == [[], [100, 100]]
     assert found.visible_device_list == "0,1"
+
+
+def test_upstream_does_not_move_a_model_into_a_scope(tf):
+    """Fails when Keras trains a model made outside of the scope; then move_variables can go."""
+    model = classifier(OPTIMIZERS["sgd"]())
+    with tf2dist.make_strategy("mirrored", replicas=2).scope(), pytest.raises(AssertionError):
+        model.fit(*data(), verbose=0)

@@ -181,6 +181,7 @@ def test_validation_as_keras_asks_for_it(strategy):
     [
         ("few", {}, "as (x,), (x, y) or (x, y, sample_weight), found 4 of them"),
         ("dataset", {"batch_size": 4}, "batch_size is for arrays"),
+        ("examples", {"batch_size": 4}, f"tf2dist.Examples come in batches of {BATCH}, found batch_size=4"),
         ("dataset", {"class_weight": {0.5: 1.0}}, "class_weight must map classes 0, 1, ... to weights"),
         ("dataset", {"validation_data": "rows"}, "found str"),
         ("empty", {}, "endless or empty"),
@@ -197,6 +198,7 @@ def test_data_that_cannot_be_used(tf, rows, arguments, message):
     kinds = {
         "few": (x, y, y, y),
         "dataset": dataset,
+        "examples": tf2dist.Examples((x, y), BATCH),
         "empty": dataset.take(0),
         "empty_unknown": dataset.filter(lambda x, y: False),
         "generator": iter([(x, y)]),

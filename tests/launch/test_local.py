@@ -1,6 +1,9 @@
 """The command line, and the cluster that it makes."""
 
 import json
+import os
+import resource
+import signal
 import subprocess
 import sys
 import time
@@ -47,6 +50,25 @@ def test_the_time_of_the_command_is_handed_down(run):
     assert status == 0
     assert before - 0.1 < float(out.split()[-1]) < time.time()
     assert run("print(os.environ['TF2DIST_LAUNCHED_AT'])", env={"TF2DIST_LAUNCHED_AT": "5.0"})[1].endswith(" 5.0\n")
+
+
+def test_the_tasks_of_a_job_and_no_others_have_its_name(run):
+    code = """
+    print(os.environ["TF2DIST_JOB_ID"])
+    if me == "worker 1" and not (here / "failed").exists():
+        (here / "failed").touch()
+        sys.exit(1)
+    if me == "worker 1":
+        (here / "back").touch()
+    wait_for("back")
+    """
+    jobs = []
+    for again in (1, 0):  # of the first job a task is started again
+        status, out, err = run(code, "--ps=1", "--workers=2", env={"TF2DIST_JOB_ID": "outer"})
+        assert status == 0, err
+        assert out.count("\n") == 4 + again
+        jobs += {line.split()[-1] for line in out.splitlines()}
+    assert len(jobs) == len({*jobs, "outer"}) - 1 == 2
 
 
 def test_tensorflow_is_told_to_be_quiet_unless_the_user_wants_it_otherwise(run):
@@ -128,3 +150,46 @@ print([name for name in ("tensorflow", "keras", "numpy", "absl") if name in sys.
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_job_of_a_shell_that_ignores_the_ends_of_its_children(run):
+    """Which is inherited: the kernel would reap them, and nobody would know how they have ended."""
+    ignores = lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # noqa: E731
+    code = "print(subprocess.run(['sh', '-c', 'exit 3']).returncode); sys.exit(7)"
+    status, out, err = run(code, preexec_fn=ignores)
+    assert (status, out) == (7, "[worker 0] 3\n"), err
+
+
+def test_more_tasks_than_the_usual_number_of_open_files_allows(run):
+    few = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (32, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))  # noqa: E731
+    status, out, err = run(
+        "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])", "--workers=20", preexec_fn=few
+    )
+    assert (status, err) == (0, "")
+    assert sorted(out.splitlines()) == sorted(f"[worker {number}] 32" for number in range(20))
+
+
+def test_a_directory_that_is_gone(tmp_path):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    leave = (
+        "import os, sys; os.rmdir(os.getcwd()); from tf2dist.launch import command_line; sys.exit(command_line.run())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", leave, "local", "--", "json.tool"],
+        cwd=gone, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "launch: the working directory is gone; go to one that is there\n"
+
+
+@pytest.mark.parametrize("backend", ["local", "slurm"])
+def test_a_directory_whose_name_is_no_text(tmp_path, backend):
+    odd = os.fsencode(tmp_path) + b"/\xff"
+    os.mkdir(odd)
+    done = subprocess.run(
+        [sys.executable, "-m", "launch", backend, "--dry_run", "--", "json.tool"],
+        cwd=odd, env={**os.environ, "PYTHONIOENCODING": "utf-8"}, capture_output=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"cd '" + odd + b"' " in done.stdout

@@ -189,6 +189,43 @@ print("done")
     assert err == "launch: worker 1 ended killed by SIGKILL; it is started again (2 more to go)\n"
 
 
+def test_what_a_lost_worker_has_started_is_gone_when_it_is_started_again(run):
+    """It would have its port, for example. What the others have started is left alone."""
+    code = """
+    if me == "worker 1" and (here / "child").exists():
+        child = pathlib.Path("/proc", (here / "child").read_text(), "stat")
+        print("child:", child.read_text().split()[2] if child.exists() else "Z")
+        (here / "back").touch()
+    elif me == "worker 1":
+        (here / "child").write_text(str(subprocess.Popen(["sleep", "1000"]).pid))
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif me == "worker 0":
+        child = subprocess.Popen(["sleep", "1000"])
+        wait_for("back")
+        print("child:", child.poll())
+        child.kill()
+    wait_for("back")
+    """
+    status, out, err = run(code, "--ps=1", "--workers=2")
+    assert status == 0, err
+    assert sorted(out.splitlines()) == ["[worker 0] child: None", "[worker 1] child: Z"]
+
+
+def test_a_restarted_worker_that_ends_with_2_was_called_rightly_before(run):
+    """It has met something else, as a port that is still in use."""
+    code = """
+    if me == "worker 1":
+        number = len(list(here.glob("start *")))
+        (here / f"start {number}").touch()
+        if number < 2:
+            sys.exit(1 + number)
+    wait_for("start 2")
+    """
+    status, _, err = run(code, "--ps=1", "--workers=2")
+    assert status == 0, err
+    assert "worker 1 ended with status 2; it is started again (1 more to go)" in err
+
+
 @pytest.mark.parametrize("coordinators_status", [0, 5])
 def test_a_worker_that_is_not_started_again_never_ends_the_job(run, coordinators_status):
     code = f"""{KILLED_ONCE}

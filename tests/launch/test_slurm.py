@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import json
 import os
+import pathlib
 import shutil
 import signal
 import socket
@@ -14,7 +15,7 @@ import time
 import pytest
 
 from tests.conftest import sampled
-from tests.launch.hosts import DEADLINE, Hosts, Launcher, possible
+from tests.launch.hosts import DEADLINE, ROOT, Hosts, Launcher, possible
 from tf2dist.errors import UsageError
 from tf2dist.launch.backends import slurm
 
@@ -36,8 +37,8 @@ def test_the_script():
         "#SBATCH --exclusive",
     ]  # fmt: skip
     assert "export TF2DIST_TASKS=chief:1,worker:2,ps:1" in lines
-    srun = "srun --kill-on-bad-exit=1 --wait=60 --distribution=block --label python -m trainers.mnist --epochs=2"
-    assert srun in lines
+    srun = "srun --export=ALL --kill-on-bad-exit=1 --wait=60 --distribution=block --label"
+    assert f"{srun} python -m trainers.mnist --epochs=2" in lines
     subprocess.run(["bash", "-n"], input="\n".join(lines), text=True, check=True)
 
 
@@ -84,6 +85,19 @@ def test_the_script_queues_a_job_again_that_was_preempted(tmp_path, preempted, s
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
+@pytest.mark.parametrize("cores", ["", "3"])
+@pytest.mark.parametrize("printed", [True, False])
+def test_srun_is_told_of_the_cores_that_sbatch_was(tmp_path, printed, cores):
+    """By the script that is printed and by the one to copy; nothing if sbatch was not."""
+    srun = tmp_path / "srun"
+    srun.write_text('#!/bin/sh\necho "cores:$SRUN_CPUS_PER_TASK" "$1"\n')
+    srun.chmod(0o755)
+    text = "\n".join(script()) if printed else (ROOT / "launch" / "scripts" / "job.sbatch").read_text()
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"} | ({"SLURM_CPUS_PER_TASK": cores} if cores else {})
+    done = subprocess.run(["bash", "-c", text], env=env, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == f"cores:{cores} --export=ALL\n"
+
+
 def test_names_with_blanks(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my train.py").touch()
@@ -123,6 +137,27 @@ def test_without_slurm(tmp_path):
     )  # fmt: skip
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "there is no sbatch" in done.stderr
+
+
+@pytest.mark.parametrize(("said", "end"), [("", ""), (" on cluster fed1", "-M fed1 ")])
+def test_a_job_of_a_federation_is_known_by_its_number(tmp_path, said, end):
+    """In a directory whose name is no text."""
+    odd = os.fsencode(tmp_path) + b"/\xff"
+    os.mkdir(odd)
+    for name, does in (
+        ("sbatch", f"cat > script; echo Submitted batch job 42{said}; exit 3"),
+        ("scontrol", 'echo "$@" > asked'),
+    ):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / name).chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, "-m", "launch", "slurm", "--wait", "--", "json.tool"], cwd=odd,
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}, capture_output=True, text=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (3, "launch: job 42 ended with an error\n")
+    assert pathlib.Path(os.fsdecode(odd), "asked").read_text() == f"{end}show job --oneliner 42\n"
+    assert b"\ncd '" + odd + b"' " in pathlib.Path(os.fsdecode(odd), "script").read_bytes()
 
 
 CONFIG = """
@@ -371,3 +406,25 @@ def test_nothing_is_left_when_the_job_is_ended(nodes, submit, tmp_path, how):
             os.kill(pid, signal.SIGKILL)
         assert job.finish(60)[0] != 0
     assert nodes.empty("b", "c", "d")
+
+
+@slow
+@limit
+def test_tasks_have_their_variables_and_cores(submit, tmp_path):
+    names = ("TF2DIST_TASKS", "SRUN_CPUS_PER_TASK")
+    (tmp_path / "sees.py").write_text(f"import os\nprint('is', *(os.environ[name] for name in {names}))\n")
+    job = submit("--ps=1", "--workers=2", "--cpus_per_task=2", "--sbatch=--export=NONE", "--", "sees.py")
+    assert job.finish(60)[0] == 0, job.text() + output(tmp_path)
+    assert output(tmp_path).count("is chief:1,worker:2,ps:1 2\n") == 4
+
+
+@slow
+@limit
+def test_tasks_that_are_not_counted_node_by_node_say_so(nodes):
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r})\nfrom tf2dist.cluster import environments\n"
+    code += "print(environments.from_environment().job_id)"
+    step = ["srun", "--nodes=2", "--ntasks=4", "--overcommit"]
+    said = {how: ask(nodes, *step, f"--distribution={how}", sys.executable, "-c", code) for how in ("block", "cyclic")}
+    [name] = {*said["block"].split()}
+    assert name.endswith(".0")
+    assert "task 1 is on c, and tasks are counted node by node, which makes that b" in said["cyclic"]

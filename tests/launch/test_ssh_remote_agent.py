@@ -13,6 +13,7 @@ import time
 
 import pytest
 
+import tf2dist
 from tests.gpu_fakes import fake_nvidia_smi
 from tf2dist.errors import UsageError
 from tf2dist.launch import hostfile
@@ -30,8 +31,8 @@ def far(tmp_path, monkeypatch):
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
     (tmp_path / "launch.py").write_text("raise SystemExit('not this one')")  # something else of that name
 
-    def start(order, shell="sh"):
-        command = ssh_connection.command(["ssh"], "host", sys.executable, 10.0)[-1]
+    def start(order, shell="sh", python=sys.executable):
+        command = ssh_connection.command(["ssh"], "host", python, 10.0)[-1]
         env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         pipe = subprocess.PIPE
         started.append(
@@ -68,6 +69,51 @@ def test_any_login_shell(far, tmp_path, shell):
     process = far({"program": ["mine", *words], "env": {"ODD": odd}}, shell)
     out = process.stdout.read()  # and its input stays open: the end of that would end the task
     assert (process.wait(DEADLINE), out, process.stderr.read()) == (3, f"{words} {odd}\n", "")
+
+
+def test_a_program_finds_the_library_of_a_clone_that_is_not_installed(far, tmp_path):
+    """After what the user names in PYTHONPATH."""
+    (tmp_path / "mine.py").write_text("import os, tf2dist; print(tf2dist.__file__, os.environ['PYTHONPATH'])")
+    bare = f"{sys._base_executable} -S"  # without what is installed
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {bare} "$@"\n')
+    python.chmod(0o755)
+    process = far({"program": ["mine.py"], "env": {"PYTHONPATH": "/theirs"}}, python=str(python))
+    out = process.stdout.read()
+    assert process.wait(DEADLINE) == 0, process.stderr.read()
+    root = os.path.dirname(os.path.dirname(tf2dist.__file__))
+    assert out == f"{root}/tf2dist/__init__.py /theirs:{root}\n"
+
+
+def test_the_status_of_a_task_is_known_where_the_ends_of_children_are_ignored(far, tmp_path):
+    (tmp_path / "mine.py").write_text("import sys; sys.exit(3)")
+    ignores = (
+        "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{ignores}" {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    process = far({"program": ["mine.py"], "env": {}}, python=str(python))
+    process.stdout.read()
+    assert process.wait(DEADLINE) == 3
+
+
+def test_what_cannot_be_killed_is_left_behind():
+    """As what waits for a file system that has died."""
+    code = """
+import subprocess
+from tf2dist.launch.backends import ssh_remote_agent
+from tf2dist.system import linux
+child = subprocess.Popen(["sleep", "1000"])
+kill, linux.kill = linux.kill, lambda pids, signum: None
+ssh_remote_agent._LAST_GRACE = ssh_remote_agent._KILLED = 0.1
+ssh_remote_agent.RemoteAgent._end_descendants(None)
+print("left")
+child.kill()
+child.wait()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE, check=False)
+    assert (done.returncode, done.stdout) == (0, "left\n"), done.stderr
 
 
 def look(far, env=(), gpus=(), **order):

@@ -368,6 +368,20 @@ assert os.listdir("/proc/self/fd") == before
     assert "cannot run no-such-command: No such file or directory" in done.stderr
 
 
+def test_what_the_launcher_says_between_two_attempts_may_have_no_reader():
+    code = """
+import os, sys
+from tf2dist.launch.supervisor import Process, supervise
+reader, writer = os.pipe()
+os.close(reader)
+sys.stderr = os.fdopen(writer, "w")
+print(supervise([Process("a", ["false"], command=True)], max_restarts=1).status, flush=True)
+os._exit(0)  # the end of Python would write there once more
+"""
+    done = subprocess.run(["python", "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+
+
 def test_servers_that_do_not_end_are_named():
     code = """
 from tf2dist.launch.supervisor import Process, supervise

@@ -1,6 +1,7 @@
 """map_reduce in one process, and the task scheduler with devices that die or are late."""
 
 import functools
+import importlib
 import operator
 import random
 import threading
@@ -246,3 +247,33 @@ def _results(tf, tasks, devices):
         yield from TaskScheduler(devices, remote=True).run(Task(*task) for task in tasks)
     finally:
         tf.device = real
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_an_error_of_a_peer_keeps_its_cause(tf, strategies, monkeypatch, failing):
+    """In the peer that computed the shard, and, sent, in the others."""
+    module = importlib.import_module("tf2dist.map_reduce.map_reduce")
+    strategy = strategies[0]
+
+    def fn(x):
+        tf.debugging.assert_none_equal(x, np.int64(failing), message="not this one")
+        return x
+
+    def run(rank, gather):
+        monkeypatch.setattr(module.collectives, "peers", lambda strategy: (2, rank))
+        monkeypatch.setattr(module.collectives, "all_gather", gather)
+        return list(module._map_with_peers(tf.function(fn), range(2), strategy))
+
+    sent = []
+
+    def keep(strategy, data):
+        sent.append(data)
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        run(1, keep)
+    with pytest.raises(ShardError) as caught:
+        run(0, lambda strategy, data: [data, *sent])
+    assert caught.value.shard == failing
+    assert isinstance(caught.value.__cause__, tf.errors.InvalidArgumentError)
+    assert "not this one" in str(caught.value.__cause__)

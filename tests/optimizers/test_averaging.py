@@ -2,10 +2,12 @@
 
 import keras
 import numpy as np
+import pytest
 
 import tf2dist
 from tests.models import classifier, data, weights
-from tf2dist.optimizers.averaging import AveragingSGD
+from tf2dist.compat.optimizers import overwrites_with_gradient
+from tf2dist.optimizers.averaging import AveragingAdagrad, AveragingSGD
 
 
 def test_average_follows_its_definition(strategy):
@@ -78,3 +80,73 @@ def test_swap_averages_goes_and_comes_back(tf):
     np.testing.assert_array_equal(weights(model)[0], before[0])
     model.optimizer.swap_averages(model.trainable_variables)
     np.testing.assert_array_equal(weights(model)[0], before[0] + 1)
+
+
+@pytest.mark.parametrize("kind", [AveragingSGD, AveragingAdagrad])
+def test_averages_follow_updates_and_not_batches_where_gradients_are_accumulated(tf, kind):
+    """Three batches make an update: as one batch of all three does."""
+    x, y = (rows[:96] for rows in data())
+    optimizers = {32: kind(0.3, gradient_accumulation_steps=3), 96: kind(0.3)}
+    averages = {}
+    for size, optimizer in optimizers.items():
+        with tf2dist.make_strategy("one").scope():
+            model = classifier(optimizer)
+        model.optimizer.build(model.trainable_variables)
+        rows = tf.data.Dataset.from_tensor_slices((x, y)).batch(size)
+        for batch in 3 * [*rows]:
+            gradients = _gradients(tf, model, *batch)
+            model.optimizer.apply(gradients, model.trainable_variables)
+        assert int(model.optimizer.iterations) == 3
+        averages[size] = [keras.ops.convert_to_numpy(a) for a in model.optimizer.averages]
+        assert not np.allclose(averages[size][0], weights(model)[0], rtol=1e-3)
+    for ours, theirs in zip(averages[32], averages[96], strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def _gradients(tf, model, x, y):
+    with tf.GradientTape() as tape:
+        loss = model.compute_loss(x, y, model(x))
+    return tape.gradient(loss, [v.value for v in model.trainable_variables])
+
+
+def test_fit_with_accumulated_gradients(tf):
+    """The same through `fit`, which ends with the averages as weights."""
+    rows = tuple(part[:96] for part in data())
+    found = {}
+    for size, steps in ((32, 3), (96, None)):
+        with tf2dist.make_strategy("one").scope():
+            model = classifier(AveragingSGD(0.3, gradient_accumulation_steps=steps))
+        tf2dist.fit(model, rows, batch_size=size, shuffle=False, epochs=3, verbose=0)
+        found[size] = weights(model)
+    for ours, theirs in zip(found[32], found[96], strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_kept_gradients_of_a_table_are_those_of_all_its_rows(tf):
+    """A row that is looked up twice has the sum of both, and one that is not looked up has none."""
+    table = keras.layers.Embedding(4, 2)
+    table.build()
+    optimizer = AveragingSGD(0.1, keep_gradients=True, use_ema=False)
+    optimizer.build(table.trainable_variables)
+    for rows, counts in (([0, 1, 1], [1, 2, 0, 0]), ([3, 3, 3], [0, 0, 0, 3])):
+        with tf.GradientTape() as tape:
+            total = tf.reduce_sum(table(np.array(rows)))
+        (gradient,) = tape.gradient(total, [table.embeddings.value])
+        assert isinstance(gradient, tf.IndexedSlices)
+        optimizer.apply([gradient], table.trainable_variables)
+        np.testing.assert_array_equal(optimizer.gradients[0].numpy(), np.outer(counts, [1, 1]))
+
+
+def test_weights_that_their_gradients_overwrite_have_no_average(tf):
+    """The scales of float8."""
+    layer = keras.layers.Dense(4, dtype=keras.dtype_policies.QuantizedFloat8DTypePolicy("float8", "float32"))
+    layer.build((None, 4))
+    optimizer = AveragingSGD(0.1, keep_gradients=True)
+    optimizer.build(layer.trainable_variables)
+    scales = [v for v in layer.trainable_variables if overwrites_with_gradient(v)]
+    assert scales
+    assert sum(average is None for average in optimizer.averages) == len(scales)
+    optimizer.apply([tf.ones_like(v.value) for v in layer.trainable_variables], layer.trainable_variables)
+    before = layer.kernel.numpy()
+    optimizer.swap_averages(layer.trainable_variables)
+    assert not np.array_equal(layer.kernel.numpy(), before)

@@ -71,6 +71,14 @@ def test_who_was_taken_for_dead_takes_no_steps_of_others(tokens):
     assert taken(tokens, new)[0] == 0
 
 
+def test_who_begins_with_a_revoked_token_spoils_no_other(tokens):
+    """An execution of a training that has failed, say, that begins when the next one has its token."""
+    old = [issue(tokens, 5) for _ in range(3)]
+    tokens.revoke(old)
+    new = [issue(tokens, 4) for _ in range(3)]
+    assert [taken(tokens, token)[0] for token in (*old, *new, *old)] == [0] * 3 + [4] * 3 + [0] * 3
+
+
 def test_a_revoked_token_is_good_for_nothing(tokens):
     """Whether it was taken before or not, and whoever has its place now."""
     old = [issue(tokens, 5) for _ in range(3)]

@@ -9,7 +9,7 @@ from tests.jobs import run_program
 from tests.programs import __name__ as PROGRAMS
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
-PIECES = 6  # of the arrays that are sent: five of x, one of y
+PIECES = 7  # of what is sent: five of x, one of y, and the numbers that say in which order they are read
 
 
 @pytest.mark.parametrize(("workers", "update"), [(2, "async"), (4, "async"), (2, "sync")])

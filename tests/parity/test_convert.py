@@ -10,6 +10,7 @@ import pytest
 from tests.parity import regression, tf1
 from tests.parity.processes import alone
 from tf2dist.convert_checkpoint.__main__ import main
+from tf2dist.convert_checkpoint.fill import fill
 from trainers.mnist_networks import PRESETS
 
 # Layers of each preset: width and activation; what it was trained with; the names that tutorials gave.
@@ -218,6 +219,34 @@ def test_other_types(tf, tmp_path, capsys):
     assert "dense/bias  [2]  <- dense/bias  by name, from int32" in said
     assert "optimizer.iterations begins at 0: there is no global_step" in said
     assert "dense/bias  the optimizer's begins anew: there is no dense/bias/Adam of its shape" in said
+
+
+def test_moments_of_adam_that_are_not_there(tf, tmp_path, capsys):
+    """At a later step Adam no longer corrects for moments of zero, which the report says."""
+    weights = {"dense__kernel": np.ones((3, 2)), "dense__bias": np.zeros(2)}
+    said = "Adam corrects for moments that begin anew at step 0 only, and they do at 70: its first updates are several"
+    converted(tmp_path, written(tf, tmp_path / "a" / "m", **weights, global_step=np.int64(70)), ONE_LAYER)
+    assert said in capsys.readouterr().out
+    moments = {f"{name}__{slot}": value for name, value in weights.items() for slot in ("Adam", "Adam_1")}
+    everything = {**weights, **moments, "global_step": np.int64(70)}
+    for number, values in enumerate((weights, everything)):
+        converted(tmp_path, written(tf, tmp_path / f"b{number}" / "m", **values), ONE_LAYER)
+        assert "Adam corrects" not in capsys.readouterr().out
+
+
+def with_a_rate_that_is_a_function():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, name="dense")])
+    model.compile(keras.optimizers.SGD(lambda: 0.5, momentum=0.9), "mse")
+    return model
+
+
+def test_momentum_under_a_rate_that_a_function_gives(tf, tmp_path):
+    kernel = np.ones((3, 2), np.float32)
+    source = written(tf, tmp_path / "a" / "m", dense__kernel=kernel, dense__kernel__Momentum=3 * kernel,
+                     dense__bias=np.zeros(2))  # fmt: skip
+    model = with_a_rate_that_is_a_function()
+    fill(model, str(source / "m"), {})
+    np.testing.assert_array_equal(model.optimizer.momentums[0].numpy(), -1.5 * kernel)
 
 
 def test_text_is_no_weight(tf, tmp_path, capsys):

@@ -8,7 +8,6 @@ evaluation and prediction; and seconds of the first training.
 
 import json
 import pathlib
-import resource
 import sys
 import time
 
@@ -20,13 +19,15 @@ out, megabytes, update = pathlib.Path(sys.argv[1]), int(sys.argv[2]), (sys.argv[
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
 
+from tests.memory import highest_memory  # noqa: E402
+
 WIDTH, BATCH = 1024, 64  # bytes in a row; rows
 rows = (megabytes << 20) // WIDTH
 
 
 def peak() -> float:
     """The most memory that this process had so far, in megabytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return highest_memory() / (1 << 20)
 
 
 def train(x, y):

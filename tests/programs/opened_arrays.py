@@ -3,20 +3,19 @@
 python -m tests.programs.opened_arrays
 """
 
-import resource
-
 import numpy as np
 import tensorflow as tf
 
 import tf2dist
+from tests.memory import highest_memory
 from tf2dist.input.batch_slicing import ReplicaSlices
 
 
 def opened(dataset):
     """Makes an iterator, and takes an element; returns the growth of this process's highest memory."""
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = highest_memory()
     next(iter(dataset))
-    return ((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10) / array.nbytes
+    return (highest_memory() - before) / array.nbytes
 
 
 def streams():

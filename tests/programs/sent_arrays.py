@@ -6,7 +6,6 @@ Prints megabytes (2**20 bytes): of the array, and by how much the coordinator ha
 workers.
 """
 
-import resource
 import sys
 
 import tf2dist
@@ -17,6 +16,7 @@ whose = sys.argv[1]
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
+from tests.memory import highest_memory  # noqa: E402
 from tf2dist.parameter_server.worker_pool import WorkerPool, repeat_element  # noqa: E402
 
 pool = WorkerPool(strategy)
@@ -41,7 +41,7 @@ def totals(array):
 
 
 def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+    return highest_memory() >> 20
 
 
 totals(np.ones([1, 1024], np.uint8))  # what a first call needs besides

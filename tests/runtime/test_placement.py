@@ -1,5 +1,8 @@
 """What a device is called, and one line for an operation that cannot be where it asks to be."""
 
+import subprocess
+import sys
+
 import pytest
 
 from tf2dist.runtime import placement
@@ -108,3 +111,16 @@ def test_other_errors_are_not_its_business(tf):
     with pytest.raises(tf.errors.InvalidArgumentError) as caught:
         tf.matmul(tf.zeros([2, 3]), tf.zeros([2, 3]))
     assert placement.explain(caught.value) is None
+
+
+def test_the_log_needs_no_directory_that_can_be_written():
+    code = """
+import ctypes, os, sys, tempfile
+tempfile.tempdir = "/proc/nowhere"
+from tf2dist.runtime import placement
+assert placement.begin(leads=False) is None
+ctypes.CDLL(None).puts(b"a placement")
+print(open("/proc/self/fd/1").read(), end="")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "a placement\n", "")

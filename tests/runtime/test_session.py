@@ -27,7 +27,7 @@ def test_alone(monkeypatch):
     monkeypatch.delenv("TF2DIST_START_TIMEOUT", raising=False)
     alone = Session()
     assert (alone.strategy, alone.cluster, alone.role, alone.is_evaluator) == (None, None, Role.SOLO, False)
-    assert (alone.lost_tasks(), alone.first_loss, alone.has_failed) == ([], "", False)
+    assert (alone.lost_tasks(), alone.wait_for_loss(0.0), alone.has_failed) == ([], "", False)
     assert alone.start_timeout == 120.0
     assert Session(start_timeout=3.0).start_timeout == 3.0
 
@@ -203,12 +203,29 @@ def test_an_error_of_tensorflow_is_explained_by_a_loss_if_it_can_be(tf, error, s
     assert found == (None if line is None else (1, line))
 
 
-def test_an_error_in_an_interactive_shell_does_not_end_it(monkeypatch):
-    monkeypatch.setattr(sys, "last_value", ValueError(), raising=False)
-    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
-    assert failure_reporter._uncaught_exception() is None
-    monkeypatch.delattr(sys, "ps1")
-    assert isinstance(failure_reporter._uncaught_exception(), ValueError)
+def test_an_error_in_an_interactive_shell_does_not_end_it():
+    code = (
+        "import atexit\nfrom tf2dist.runtime import failure_reporter\n"
+        "atexit.register(lambda: print(failure_reporter._uncaught_exception()))\n"
+    )
+    assert run(f"{code}sys.ps1 = '>>> '\nraise ValueError('why')")[1] == "None\n"
+    assert run(f"{code}raise ValueError('why')")[1] == "why\n"
+
+
+@pytest.mark.parametrize(
+    "survive",
+    [
+        # As Tkinter's for its callbacks, `report_callback_exception`.
+        "try:\n    1 / 0\nexcept ZeroDivisionError as error:\n"
+        "    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__",
+        "import code\ncode.InteractiveInterpreter().runsource('1 / 0')",
+        "import code\ncode.InteractiveInterpreter().runsource('1 /')",
+    ],
+)
+def test_an_error_that_a_program_survives_does_not_end_it(survive):
+    code = "session.current().on_failure(lambda: print('failed'))\nsession.current().at_exit(lambda: print('end'))\n"
+    status, out, _ = run(f"{code}def main():\n    " + survive.replace("\n", "\n    ") + "\nmain()\n")
+    assert (status, out) == (0, "end\n")
 
 
 def test_a_loss_is_waited_for():

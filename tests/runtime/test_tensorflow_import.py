@@ -1,4 +1,5 @@
 import os
+import signal
 import subprocess
 import sys
 
@@ -91,6 +92,44 @@ with tensorflow_import.held_back_stderr():
         os._exit(1)
 """
     assert python(WRITE + code) == (1, "", "worker 1 is lost\nworker 2 is lost\n")
+
+
+def test_a_crash_shows_where_the_program_was():
+    """As TensorFlow's on a CPU that is too old for it."""
+    code = """
+def mine():
+    os.abort()
+with tensorflow_import.held_back_stderr():
+    pass
+with tensorflow_import.held_back_stderr():
+    mine()
+"""
+    status, out, err = python(WRITE + code)
+    assert (status, out) == (-signal.SIGABRT, "")
+    assert err.startswith("Fatal Python error: Aborted\n")
+    assert "in mine\n" in err
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_a_programs_own_faulthandler_is_left_as_it_is(before):
+    code = f"""
+import faulthandler
+faulthandler.enable() if {before} else faulthandler.disable()
+with tensorflow_import.held_back_stderr():
+    print(faulthandler.is_enabled())
+print(faulthandler.is_enabled())
+"""
+    assert python(WRITE + code) == (0, f"True\n{before}\n", "")
+
+
+def test_nothing_is_held_back_from_a_user_who_asks_for_all():
+    code = """
+with tensorflow_import.held_back_stderr():
+    os.write(2, b"why\\n")
+    os.abort()
+"""
+    status, out, err = python(WRITE + code, env={"TF_CPP_MIN_LOG_LEVEL": "0"})
+    assert (status, out, err) == (-signal.SIGABRT, "", "why\n")
 
 
 def test_no_descriptor_is_left_open():

@@ -37,3 +37,36 @@ def test_a_wrong_command_gets_one_line(command):
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
     assert done.stderr.startswith(f"python -m {command[2]}: error: ")
     assert done.stderr.endswith("; see --help\n")
+
+
+# What is printed has a character that ASCII has not, and is more than a pipe holds.
+PROGRAM = "import tensorflow as tf\ntf.train.Server('\N{SNOWMAN}')\n" + "tf.device('/job:\N{SNOWMAN}')\n" * 5000
+COMMANDS = ["tf2dist migrate", "tf2dist.migrate"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_output_in_ascii(command, tmp_path):
+    """Whichever way a command is called."""
+    (tmp_path / "\N{SNOWMAN}.py").write_text(PROGRAM, "utf-8")
+    command = [sys.executable, "-m", *command.split(), str(tmp_path)]
+    env = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=env)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\\u2603.py:2: tf.train.Server  [server]" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "command",
+    [*COMMANDS, "tf2dist --help", "tf2dist migrate --help", "tf2dist version", "launch --help",
+     "tf2dist.convert_checkpoint --help", "tf2dist.doctor --help"],
+)  # fmt: skip
+def test_output_that_nobody_reads(command, tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM, "utf-8")
+    arguments = [str(tmp_path)] if command in COMMANDS else []
+    command = [sys.executable, "-m", *command.split(), *arguments]
+    env = {
+        name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"
+    }  # argparse hides errors then
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.close()
+        assert (process.stderr.read(), process.wait(timeout=60)) == ("", 141)

@@ -1,7 +1,11 @@
 """The Game of Life as a user runs it."""
 
 import json
+import os
 import signal
+import subprocess
+import sys
+import textwrap
 import time
 
 import numpy as np
@@ -79,6 +83,35 @@ def test_every_way_to_compute_gives_the_same_board(life, tmp_path):
     assert f"generation 100: {len(last.cells)} cells live" in done.out
 
 
+@pytest.mark.parametrize(
+    ("arguments", "frames"),
+    [([], "None said: no toolkit; --gif=FILE makes an animation"), (["--gif=it.gif"], "frames said: no toolkit; ")],
+    ids=str,
+)
+def test_frames_that_nobody_sees_are_not_made(arguments, frames, tmp_path):
+    """A board is fetched for each, so that the run would go on a generation at a time."""
+    program = """
+        import contextlib, sys
+        from types import SimpleNamespace
+        from absl import flags
+        from trainers.life import __main__ as life, display
+
+        def window(*args):
+            raise RuntimeError("no toolkit")
+
+        flags.FLAGS(sys.argv)
+        display.window, display.has_display = window, lambda: True
+        said = []
+        run = SimpleNamespace(shared=SimpleNamespace(strategy="one"), leads=True, say=said.append)
+        frames = life._frames(run, life._game(), contextlib.ExitStack())
+        print("frames" if frames else frames, "said:", *said)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program), *arguments]
+    env = {**os.environ, "PYTHONPATH": os.getcwd()}
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.stdout.startswith(frames), done
+
+
 @pytest.mark.slow
 def test_what_one_sees(life, tmp_path):
     done = life(
@@ -124,6 +157,7 @@ BAD = {
     ("--generations=-1",): "--generations=-1",
     ("--gif=it.gif", "--size=2000x2000", "--generations=100000"): "93.1 GiB before compression",
     ("--gif=nowhere/it.gif",): "--gif=nowhere/it.gif cannot be written: no such file",
+    ("--gif=/dev/null",): "--gif=/dev/null is no regular file",
     ("--out=it.txt",): "--out=it.txt must end in .rle, .lif, .cells",
     ("--out=folder.rle",): "--out=folder.rle is a directory",
     ("--colours=black",): "colours 'black' cannot be read",
@@ -137,16 +171,27 @@ BAD = {
         for flag, name in (("out", "it.rle"), ("gif", "it.gif"), ("curve", "it.csv"))
     },
     ("--logdir=damaged",): "life.npz is no board of a run",
+    ("--logdir=seeded",): "holds a run that began with a random board of seed 7, and this one begins with a random "
+    "board of seed 1; give the same --pattern, --at and --seed",
+    ("--logdir=seeded", "--pattern=glider", "--size=50x50", "--at=3,4"): "this one begins with 5 living cells at 3,4",
+    ("--logdir=seeded", "--seed=7", "--curve=old.csv"): "--curve=old.csv is there and would get the generations from 7",
+    # Runs that go on: something else is wrong.
+    ("--logdir=seeded", "--seed=7", "--view=window"): "--view=window needs a display",
+    ("--logdir=older", "--view=window"): "--view=window needs a display",
 }
 
 
 @pytest.mark.parametrize("arguments", BAD, ids=" ".join)
 def test_refused_before_tensorflow_is_imported(arguments, life, tree, tmp_path, no_tensorflow):
     (tmp_path / "bad.rle").write_text("x = 3, y = 3\nbozb!")
-    for folder in ("folder.rle", "other", "damaged"):
+    (tmp_path / "old.csv").write_text("generation,population")
+    for folder in ("folder.rle", "other", "damaged", "seeded", "older"):
         (tmp_path / folder).mkdir()
     (tmp_path / "damaged" / "life.npz").write_bytes(b"damaged")
     saved_run.write(str(tmp_path / "other"), saved_run.SavedRun(np.zeros([50, 1], np.uint64), 7, "rule B36/S23"))
+    key, board = "rule B3/S23, 50x50 cells, edges torus, engine packed", np.zeros([50, 1], np.uint64)
+    saved_run.write(str(tmp_path / "seeded"), saved_run.SavedRun(board, 7, key, {}, "a random board of seed 7"))
+    np.savez(tmp_path / "older" / "life.npz", board=board, generation=7, key=key)
     before = tree()
     said = life(*arguments, PATH="/nowhere", **no_tensorflow).refused()
     assert said.startswith("life: ")

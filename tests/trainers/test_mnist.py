@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from tests.conftest import SINGLE_PROCESS, sampled
+from tf2dist.launch import free_ports
 
 STEPS = 40
 MNIST = pathlib.Path(os.environ.get("MNIST_DIR", "~/tensorflow_datasets")).expanduser()
@@ -71,6 +72,23 @@ def test_every_preset_on_every_strategy(tmp_path, strategy, preset):
         assert len(re.findall(r"^step \d+ .* accuracy", out, re.MULTILINE)) >= STEPS - 5  # a line an execution
     if preset == "mlp":
         assert report["test_accuracy"] > 0.9
+
+
+@pytest.mark.slow
+def test_peers_that_were_given_other_data_say_so(start):
+    with free_ports.hold(2) as held:
+        hosts = ",".join(f"127.0.0.1:{port}" for port in held)
+        processes = [
+            start(f"--worker_hosts={hosts}", "--job_name=worker", f"--task_index={index}", f"--dataset={dataset}")
+            for index, dataset in enumerate(("digits", "synthetic"))
+        ]
+        done = [process.finish(timeout=120) for process in processes]
+    said = (
+        "mnist: --dataset is not the same for all processes: digits (1,437 training, 360 test images) in worker 0, "
+        "synthetic (10,000 training, 2,000 test images) in worker 1; give all of them the same\n"
+    )
+    assert [one.status in (1, 2) for one in done] == [True, True], done  # 1 if the other's end is noticed first
+    assert said in [one.err for one in done]
 
 
 def test_digits_on_a_local_parameter_server_cluster(tmp_path):

@@ -81,6 +81,34 @@ def test_refused_before_tensorflow_is_imported(run, no_tensorflow, arguments, sa
         assert part in line
 
 
+XLA = """
+import runpy
+import tf2dist
+
+def fit(model, *args, fit=tf2dist.fit, **kwargs):
+    print("compiled by XLA:", model.jit_compile)
+    return fit(model, *args, **kwargs)
+
+tf2dist.fit = fit
+runpy.run_module("trainers.recommender", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.slow
+def test_xla(run, tmp_path):
+    """Compiled, and to the same end."""
+    (tmp_path / "recommender_looked_at.py").write_text(XLA)
+    few = (*SMALL[:-1], "--steps=200", "--report=report.json")
+    found = []
+    for arguments, compiled in (([], False), (["--xla"], True), (["--xla", "--strategy=mirrored"], True)):
+        done = run(*few, *arguments, module="recommender_looked_at")
+        assert done.status == 0, done
+        assert f"compiled by XLA: {compiled}" in done.out
+        found.append(json.loads((tmp_path / "report.json").read_text())["test_rmse"])
+    assert found[1] == pytest.approx(found[0], rel=1e-3)
+    assert found[2] == pytest.approx(found[0], rel=0.05)  # replicas draw ratings of their own
+
+
 @pytest.mark.slow
 def test_a_rate_that_is_too_high_is_an_error(run):
     done = run(*SMALL[:-2], "--learning_rate=5", "--steps=300", module="trainers.recommender")

@@ -82,6 +82,30 @@ def test_goes_on_where_it_was(strategy, tmp_path, at):
     assert read_status(tmp_path)[0] == "done"
 
 
+@pytest.mark.parametrize("metrics", [[], ["accuracy", "sparse_categorical_crossentropy"]])
+def test_goes_on_with_other_metrics(tf, tmp_path, caplog, metrics):
+    """In the middle of an epoch, whose logs then are those of the batches that were left."""
+    strategy = tf.distribute.get_strategy()
+    expected, _ = fit(strategy, epochs=2)
+    with pytest.raises(Killed):
+        fit(strategy, tf2dist.Checkpoint(tmp_path, every_steps=1), Kill(STEPS + 2))
+    model = classifier(OPTIMIZERS["adam"]())
+    model.compile(model.optimizer, model.loss, metrics=metrics)
+    with caplog.at_level(logging.WARNING, "tf2dist"):
+        logs = tf2dist.fit(
+            model, data(), epochs=2, batch_size=BATCH, seed=3, callbacks=[tf2dist.Checkpoint(tmp_path)]
+        ).history
+    assert f"the logs of this epoch are of its batches from step {STEPS + 1} on" in caplog.text
+    assert len(logs) == 1 + len(metrics)
+    assert np.isfinite(list(logs.values())).all()
+    np.testing.assert_allclose(
+        np.concatenate([w.ravel() for w in weights(model)]),
+        np.concatenate([w.ravel() for w in weights(expected)]),
+        rtol=1e-5,
+        atol=1e-6,
+    )
+
+
 def test_numbers_of_batches_go_on(tf, tmp_path):
     """In an epoch that was cut in two, hooks are told the numbers of the batches that it still needs."""
 

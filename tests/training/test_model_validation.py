@@ -130,26 +130,6 @@ def test_something_that_is_no_model(tf):
         fit([])
 
 
-def test_made_outside_of_the_scope(tf):
-    strategy = tf2dist.make_strategy("mirrored", replicas=2)
-    outside = classifier(OPTIMIZERS["sgd"]())
-    with strategy.scope():
-        model = keras.Sequential([keras.Input((12,)), *outside.layers])
-        model.compile(OPTIMIZERS["sgd"](), outside.loss)
-    with pytest.raises(ValueError, match="made outside of the strategy's scope"):
-        fit(model)
-
-
-def test_made_outside_of_the_job(tf, monkeypatch):
-    from tf2dist.runtime import session
-
-    joined = session.Session()
-    joined.strategy = tf2dist.make_strategy("mirrored", replicas=2)
-    monkeypatch.setattr(session, "_current", joined)
-    with pytest.raises(ValueError, match=r"outside of the scope of this job's strategy \(MirroredStrategy\)"):
-        fit(classifier(OPTIMIZERS["sgd"]()))
-
-
 def test_parameter_server_options_elsewhere(strategy):
     with pytest.raises(ValueError, match="is for strategy ps"):
         fit(compiled(strategy), parameter_server=tf2dist.ParameterServer("sync"))

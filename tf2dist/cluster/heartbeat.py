@@ -117,6 +117,9 @@ class TaskConnection:
 
         Nothing tells TensorFlow that a host was cut off: it would wait for the answer of its server until the kernel
         gives up sending, after a quarter of an hour, or for ever where nothing is to be sent.
+
+        Raises:
+          OSError: no file descriptor is left to look at the others with.
         """
         for fd in map(int, os.listdir("/proc/self/fd")):
             with contextlib.suppress(OSError):  # no socket, not connected, or closed meanwhile
@@ -179,8 +182,10 @@ def wait_until_done(connection: TaskConnection, on_answer: Callable[[bool], obje
 
 def _peer_address(connection: socket.socket) -> tuple[str, int] | None:
     """Returns address and port of the other end of a TCP connection; None if it has none."""
+    if connection.family not in (socket.AF_INET, socket.AF_INET6):
+        return None  # sockets of other families are called by numbers, paths or bytes
     try:
         host, port, *_ = connection.getpeername()
-    except (OSError, ValueError):
+    except OSError:
         return None
     return host.removeprefix("::ffff:"), port  # as an IPv6 socket writes an IPv4 address

@@ -60,6 +60,7 @@ def _greeting(cluster: Cluster, to: Task) -> dict[str, object]:
         "tf2dist": 1,
         "from": str(cluster.task),
         "to": str(to),
+        "job": cluster.job_id,
         "cluster": cluster.spec,
         "versions": versions(),
     }
@@ -249,6 +250,9 @@ def _answer(
 
 def _difference(cluster: Cluster, greeting: dict[str, object]) -> str:
     """Returns what differs between this task and the one that sent the greeting; empty if nothing does."""
+    theirs = greeting.get("job")
+    if cluster.job_id and theirs and theirs != cluster.job_id:
+        return f"belongs to another job: {cluster.job_id}, not {theirs}"
     if greeting.get("to") != str(cluster.task):
         return f"was started as {cluster.task}, and is taken for {greeting.get('to')}"
     if greeting.get("cluster") != cluster.spec:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Mapping
@@ -42,6 +43,8 @@ class Cluster:
       jobs: job name to addresses "host:port" in the order of their indices. An evaluator is not a member of the
         cluster that TensorFlow sees (tensorflow#46169); it may be named here and is left out by `spec`.
       task: this process.
+      job_id: what this job is called, by which its tasks know those of another one at the same addresses; empty if it
+        has no name. It is no part of the description: clusters are equal without it.
 
     Raises:
       ClusterError: when the description cannot be right.
@@ -49,6 +52,7 @@ class Cluster:
 
     jobs: Mapping[str, tuple[str, ...]]
     task: Task
+    job_id: str = dataclasses.field(default="", compare=False)
 
     any_jobs: ClassVar[bool] = False
 
@@ -123,7 +127,7 @@ class Cluster:
 
     def at(self, task: Task) -> Cluster:
         """The same cluster seen from another task."""
-        return type(self)(self.jobs, task)
+        return dataclasses.replace(self, task=task)
 
     def to_tf_config(self) -> str:
         """The JSON that TensorFlow reads from the environment variable TF_CONFIG."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator
 
 from tf2dist.cluster.heartbeat import GRACE, SILENCE, TaskConnection, TaskLostError, start_heartbeats
 from tf2dist.cluster.loss_policy import LossPolicy
+from tf2dist.cluster.rendezvous import RendezvousError
 from tf2dist.cluster.spec import Task
 from tf2dist.errors import Preempted
 
@@ -125,13 +126,16 @@ class LeaderMonitor:
         """Waits until every server serves.
 
         Raises:
-          TaskLostError: names a task that ended before.
-          TimeoutError: names the first task that did not serve within `limit` seconds.
+          TaskLostError: names a task that ended before, and the job cannot do without, or that did not come back.
+          RendezvousError: names the first task that did not serve within `limit` seconds.
         """
         deadline = time.monotonic() + limit
         for connection in self.connections:
             if not self._ready[connection.task].wait(max(0.0, deadline - time.monotonic())):
-                raise TimeoutError(f"{connection} did not start its server within {limit:g} s")
+                if connection.task in self.lost:
+                    why = "it ended before the job began, and did not come back"
+                    raise TaskLostError(f"{connection} is gone: {why} within {limit:g} s")
+                raise RendezvousError(f"{connection} did not start its server within {limit:g} s")
             if self._fatal_loss.is_set() and connection.task in self.lost:
                 raise TaskLostError(f"{connection} is gone: it ended before the job began")
 
@@ -221,7 +225,10 @@ class LeaderMonitor:
             self._unused.add(connection.task)
             lost, none_left = list(self._lost), self._policy.waits_for_workers(self._unused)
         self._first_loss.set(why)
-        connection.shut_down_all()
+        try:
+            connection.shut_down_all()
+        except OSError as error:  # what the loss means for the job does not depend on it
+            _log.warning("tf2dist: other connections to %s are left open: %s", connection, error.strerror)
         if self._policy.ends_job(lost):
             self._end_for(connection, why)
             return

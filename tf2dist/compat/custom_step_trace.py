@@ -1,4 +1,4 @@
-"""A `train_step` of the user's own is traced before training: what it makes and updates, and whether it can be cut."""
+"""Traces a custom `train_step` before training: what it creates and updates, and whether its batch can be sliced."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tf2dist.compat.stateless_scope import compute_output_spec
 
@@ -145,6 +146,11 @@ def logs_in_order(model: keras.Model, logs: Mapping[str, Any]) -> Any:
 def layers_of(model: keras.Model) -> list[keras.Layer]:
     """All layers of a model, also those inside of layers."""
     return list(model._flatten_layers())
+
+
+def strategy_of(model: keras.Model) -> tf.distribute.Strategy | None:
+    """The strategy in whose scope the model was made; None if it was made in none, whatever the scope is now."""
+    return model._distribute_strategy
 
 
 def initial_epoch(model: keras.Model) -> int:

@@ -61,6 +61,7 @@ class AveragesWeights:
 
     iterations: keras.Variable
     use_ema: bool
+    gradient_accumulation_steps: int | None
 
     def __init__(self, *args, **kwargs):  # which a mixin has for the type checker
         super().__init__(*args, **kwargs)
@@ -70,14 +71,20 @@ class AveragesWeights:
         raise TypeError(f"{type(self).__name__} must define average_decay")
 
     @property
-    def averages(self) -> list[keras.Variable]:
-        """The moving average of each weight, in the order of the weights; none without `use_ema`."""
+    def averages(self) -> list[keras.Variable | None]:
+        """The moving average of each weight, in the order of the weights; none without `use_ema`.
+
+        None for a weight that has none, since its gradients overwrite it: the scales of float8.
+        """
         return self._model_variables_moving_average if self.use_ema else []
 
     def _update_model_variables_moving_average(self, trainable_variables: Iterable[keras.Variable]) -> None:
         decay = self.average_decay(keras.ops.cast(self.iterations, "float32"))
+        if steps := self.gradient_accumulation_steps:  # Keras comes here for each batch, and not for each update
+            decay = keras.ops.where((self._iterations + 1) % steps == 0, decay, 1.0)
         for variable, average in zip(trainable_variables, self.averages, strict=True):
-            average.assign(decay * average + (1 - decay) * variable)
+            if average is not None:
+                average.assign(decay * average + (1 - decay) * variable)
 
     def index_of(self, variable) -> int:
         """The place of a weight among the optimizer's."""

@@ -1,4 +1,4 @@
-"""What a graph shows of how a value is made: is it a sum over the examples of a batch, a mean, or made of gradients?"""
+"""Reads from a graph how a value was computed: as a sum over the examples of a batch, a mean, or from gradients."""
 
 from __future__ import annotations
 

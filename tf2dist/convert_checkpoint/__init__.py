@@ -1,4 +1,4 @@
-"""A checkpoint of TensorFlow 1 becomes a Keras 3 model that goes on here: python -m tf2dist.convert_checkpoint.
+"""Converts a checkpoint of TensorFlow 1 for a Keras 3 model: python -m tf2dist.convert_checkpoint.
 
 `find` is which file, `read` is what it holds, `names` is which variable is which, `fill` puts the values in place.
 Imports no TensorFlow.

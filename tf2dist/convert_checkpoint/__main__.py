@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from tf2dist.convert_checkpoint import ConvertError, find
 from tf2dist.errors import UsageError
+from tf2dist.system import standard_output
 from tf2dist.system.commands import Parser, as_called
 from tf2dist.system.local_paths import check_local
 
@@ -86,4 +87,4 @@ def _say(error, status: int) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    sys.exit(standard_output.run(main))

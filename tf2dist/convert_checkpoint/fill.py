@@ -100,6 +100,7 @@ def fill(
     if averages and not any(name.endswith(f"/{_AVERAGE}") for name in used):
         raise ConvertError(f"the checkpoint {prefix} has no moving averages: no variable there ends in /{_AVERAGE}")
     begin_at_weights: list[tuple[Any, Any]] = []
+    moments_anew = False  # Adam's
     for slot, kept in _kept(model):
         for path, pair in matches.items():
             name = f"{pair.name}/{slot}"
@@ -109,6 +110,7 @@ def fill(
             if checkpoint.shapes.get(name) != places[path].shape:
                 begins = "average begins at the weights" if slot == _AVERAGE else "begins anew"
                 lines.append(f"{path}  the optimizer's {begins}: there is no {name} of its shape")
+                moments_anew = moments_anew or slot in ("Adam", "Adam_1")
                 if slot == _AVERAGE:
                     begin_at_weights += zip(into, places[path].variables, strict=True)
                 continue
@@ -121,11 +123,17 @@ def fill(
         step = checkpoint.get("global_step")
         todo.insert(0, (Place("iterations", (), [optimizer.iterations]), None, step, ""))
         lines.append(f"optimizer.iterations  <- global_step, {step}")
+        if moments_anew and step > 0:
+            lines.append(
+                f"Adam corrects for moments that begin anew at step 0 only, and they do at {step}: its first updates "
+                "are several times as large as they should be; optimizer.iterations.assign(0) makes it begin anew too"
+            )
     elif optimizer is not None:
         lines.append("optimizer.iterations begins at 0: there is no global_step")
     for place, into, array, slot in todo:  # only now, when all of it has been read
         if slot == "Momentum":  # TensorFlow 1 kept the sum of gradients, Keras what it adds to the weights
-            array = array * -float(model.optimizer.learning_rate.numpy())  # of the step that comes next
+            rate = keras.ops.convert_to_numpy(model.optimizer.learning_rate)  # a number too, where a function gives it
+            array = array * -float(rate)  # of the step that comes next
         place.put(array, into)
     for average, variable in begin_at_weights:
         average.assign(variable)
@@ -194,4 +202,5 @@ def _kept(model: keras.Model) -> Iterator[tuple[str, dict[int, Any]]]:
     for attribute, slot in [*pairs, ("_model_variables_moving_average", _AVERAGE)]:
         kept = getattr(optimizer, attribute, None)
         if kept:
-            yield slot, {id(v): k for v, k in zip(model.trainable_variables, kept, strict=False)}
+            pairs = zip(model.trainable_variables, kept, strict=False)
+            yield slot, {id(v): k for v, k in pairs if k is not None}

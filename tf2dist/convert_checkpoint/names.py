@@ -44,15 +44,9 @@ def match(wanted: Mapping[str, Shape], found: Mapping[str, Shape], given: Mappin
         else:
             matches[path] = Match(name, "map")
     known = set(given)
-    for path in wanted:
-        if path in known:
-            continue
-        used = {m.name for m in matches.values()}
-        if same := [name for name in found if name not in used and _same(path, name)]:
-            # The shape is looked at below: a variable of this name and another shape is not to be passed over.
-            best = [name for name in same if name == path or path.endswith(f"/{name}")] or same
-            if len(best) == 1:
-                matches[path] = Match(best[0], "name")
+    used = {m.name for m in matches.values()}
+    # The shape is looked at below: a variable of this name and another shape is not to be passed over.
+    matches |= _by_name([path for path in wanted if path not in known], [name for name in found if name not in used])
     for path, pair in matches.items():
         if found[pair.name] != wanted[path]:
             wrong.append(
@@ -88,10 +82,35 @@ def is_slot(name: str, names) -> bool:
     return last in SLOTS and owner in names
 
 
-def _same(path: str, name: str) -> bool:
-    """Do both mean the same place? Models of Keras may have their own name before all others."""
+def _by_name(paths: list[str], names: list[str]) -> dict[str, Match]:
+    """The matches by name, the closest first: none where a path has two that are as close, or a name fits two paths."""
+    matches: dict[str, Match] = {}
+    for levels in ((0,), (1,), (2, 3)):
+        fits = {path: [name for name in names if _distance(path, name) in levels] for path in paths}
+        for path, fitting in fits.items():
+            closest = next(filter(None, ([n for n in fitting if _distance(path, n) == at] for at in levels)), [])
+            if len(closest) == 1 and sum(closest[0] in others for others in fits.values()) == 1:
+                matches[path] = Match(closest[0], "name")
+        # Where too many are close, none that is further off is meant.
+        paths = [path for path in paths if not fits[path]]
+        used = {match.name for match in matches.values()}
+        names = [name for name in names if name not in used]
+    return matches
+
+
+def _distance(path: str, name: str) -> int | None:
+    """How far the two are from being the same place: 0 not at all, 3 the furthest; None if they are different places.
+
+    Models of Keras may have their own name before all others, or programs of TensorFlow 1 a scope.
+    """
+    if path == name:
+        return 0
     ours, theirs = _plain(path), _plain(name)
-    return ours == theirs or ours[1:] == theirs or ours == theirs[1:]
+    if ours == theirs:
+        return 1
+    if path.endswith(f"/{name}") and ours[1:] == theirs:
+        return 2
+    return 3 if ours[1:] == theirs or ours == theirs[1:] else None
 
 
 def _plain(name: str) -> list[str]:

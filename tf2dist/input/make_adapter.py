@@ -45,6 +45,11 @@ def make_data_adapter(
     Raises:
       ValueError: for data of an unknown kind, and for a `batch_size` that is missing or contradicts the data's own.
     """
+    if isinstance(data, Examples) and batch_size not in (None, data.batch_size):
+        raise UsageError(
+            f"batch_size is for plain arrays; these tf2dist.Examples come in batches of {data.batch_size}, found "
+            f"batch_size={batch_size}"
+        )
     if isinstance(data, _ADAPTERS):
         adapter = data
     elif is_arrays(data):

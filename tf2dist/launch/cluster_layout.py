@@ -152,7 +152,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--port",
         type=int,
         metavar="N",
-        help=f"of a host's first task (default: {DEFAULT_PORT}; local: free ones; slurm: from the job's number)",
+        help=f"of a host's first task (default: {DEFAULT_PORT}; local: free ones; slurm: from the step's numbers)",
     )
     group = parser.add_argument_group("the job")
     group.add_argument("--dry_run", action="store_true", help="print what would be run, and run nothing")

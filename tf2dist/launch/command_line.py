@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import NoReturn, cast
 
 from tf2dist.errors import UsageError
 from tf2dist.launch import backend
 from tf2dist.launch.backend import Backend
-from tf2dist.system import linux
+from tf2dist.system import linux, standard_output
 from tf2dist.system.commands import Parser, as_called
 
 
@@ -23,6 +26,14 @@ class _LaunchParser(Parser):
 def main(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit status: 2, with one line that says why, for a wrong command."""
     linux.open_closed_streams()
+    linux.wait_for_children_oneself()
+    linux.allow_many_files()  # three for each task or host
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return _refuse("the working directory is gone; go to one that is there")
+    with contextlib.suppress(AttributeError):  # of something that a program has in place of its standard output
+        cast(io.TextIOWrapper, sys.stdout).reconfigure(errors="surrogateescape")  # paths need not be text
     if not arguments or arguments[0] in ("-h", "--help"):
         to = sys.stdout if arguments else sys.stderr
         print(f"usage: {_usage()}\n", file=to)
@@ -48,12 +59,9 @@ def main(arguments: Sequence[str]) -> int:
         return _refuse(f"{name}: {error}")
 
 
-def run() -> int:
-    """Runs the command with this process's arguments; returns its exit status."""
-    try:
-        return main(sys.argv[1:])
-    except KeyboardInterrupt:
-        return 130
+def run() -> int | str | None:
+    """Runs the command with this process's arguments; returns its exit status, as `standard_output.run`."""
+    return standard_output.run(main)
 
 
 def _usage(name: str = "NAME") -> str:

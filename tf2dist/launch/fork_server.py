@@ -33,16 +33,19 @@ class ForkServer:
 
     Args:
       control: the socket to the launcher (see `fork_server_client`).
+      files: how many files each child may open; see `linux.limit_files`.
     """
 
-    def __init__(self, control: socket.socket) -> None:
+    def __init__(self, control: socket.socket, files: int) -> None:
         self.control = control
+        self._files = files
         self._pid = os.getpid()
         # Children are watched through pidfds: epoll returns them in the order in which they ended, however late this
         # process polls; waitpid() would return them in the order of their start. Which one failed first matters.
         self._epoll = select.epoll()
         self._epoll.register(control, select.EPOLLIN)
         self._children: dict[int, tuple[int, int]] = {}  # pidfd to (key of the process, pid)
+        self._replaceable: set[int] = set()  # pids
         self._deadline: float | None = None  # when what still runs is killed; None while the job is on
         self._orphans_terminated = False
 
@@ -72,13 +75,13 @@ class ForkServer:
             message, fds = b"", []
         command: dict[str, Any] = json.loads(message) if message else {"end": LAST_GRACE}
         if "fork" in command:
-            return self._fork(command["fork"], *fds)
+            return self._fork(command["fork"], command["replaceable"], *fds)
         if not message:
             self._epoll.unregister(self.control)
         self._end(command["end"])
         return None
 
-    def _fork(self, key: int, spec: int, stdout: int, stderr: int) -> dict[str, Any] | None:
+    def _fork(self, key: int, replaceable: bool, spec: int, stdout: int, stderr: int) -> dict[str, Any] | None:
         """Forks a child, in a process group of its own, with these descriptors as its stdout and stderr."""
         # Until the child has reset its handler, a SIGTERM would shut down the socket that it shares with this process.
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
@@ -97,6 +100,7 @@ class ForkServer:
                 os.close(fd)
             self._epoll.close()
             self.control.close()
+            linux.limit_files(self._files)
             with open(spec) as file:
                 return json.load(file)
         with contextlib.suppress(PermissionError, ProcessLookupError):
@@ -106,6 +110,8 @@ class ForkServer:
             os.close(fd)
         pidfd = os.pidfd_open(pid)
         self._children[pidfd] = (key, pid)
+        if replaceable:
+            self._replaceable.add(pid)
         self._epoll.register(pidfd, select.EPOLLIN)
         self._report(started=key, pid=pid)
         return None
@@ -114,6 +120,14 @@ class ForkServer:
         key, pid = self._children.pop(pidfd)
         self._epoll.unregister(pidfd)  # closing is not enough while a newborn child still has a copy
         os.close(pidfd)
+        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        failed = ended is None or ended.si_code != os.CLD_EXITED or ended.si_status != 0
+        if failed and pid in self._replaceable and self._deadline is None:
+            # What it has left behind may hold the port or the GPU that the one in its place needs. Nobody else can have
+            # this number while it is a zombie. When the job is being ended all have their time for that.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
+        self._replaceable.discard(pid)
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         self._report(ended=key, status=status)
 
@@ -152,11 +166,12 @@ class ForkServer:
 def main() -> None:
     """Runs the fork server; returns only in a forked child, after the user's program.
 
-    The arguments are: the directory that holds tf2dist, the launcher's pid, the number of the control socket, modules
-    to import with commas between them, and "1" for a network of its own.
+    The arguments are: the directory that holds tf2dist, the launcher's pid, the number of the control socket, how many
+    files a child may open, modules to import with commas between them, and "1" for a network of its own.
     """
-    root, launcher, control, modules, isolate = sys.argv[1:6]
+    root, launcher, control, files, modules, isolate = sys.argv[1:7]
     linux.die_with_parent(int(launcher), signal.SIGTERM)
+    linux.wait_for_children_oneself()
     if isolate:
         network_namespace.enter_new()  # while there is one thread
     linux.adopt_orphans()
@@ -173,7 +188,7 @@ def main() -> None:
     linux.flush()  # or every child would print what imports have printed
     gc.freeze()  # the collector would write to, and so copy, the pages that children share
 
-    server = ForkServer(socket.socket(fileno=int(control)))
+    server = ForkServer(socket.socket(fileno=int(control)), int(files))
     # The kernel sends SIGTERM when the launcher dies, even if another process still holds its end of the socket.
     signal.signal(signal.SIGTERM, lambda signum, frame: server.control.shutdown(socket.SHUT_RD))
     task = server.serve()

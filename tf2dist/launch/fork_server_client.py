@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from tf2dist.system import environment_variables
+from tf2dist.system import environment_variables, linux
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 # The fork server comes from the same installation or clone as this launcher, whatever the working directory holds.
@@ -41,7 +41,8 @@ class ForkServerClient:
         # What the imports print is shown only when they fail.
         self._log = os.fdopen(os.memfd_create("fork_server.log"), "rb", buffering=0)
         with theirs:
-            arguments = [_ROOT, str(os.getpid()), str(theirs.fileno()), ",".join(preload), "1" if isolate else ""]
+            files = str(linux.usual_files())
+            arguments = [_ROOT, str(os.getpid()), str(theirs.fileno()), files, ",".join(preload), "1" * isolate]
             flags = cast("list[str]", subprocess._args_from_interpreter_flags())  # type: ignore[attr-defined]
             self.process = subprocess.Popen(
                 [sys.executable, *flags, "-c", _BOOT, *arguments],
@@ -53,12 +54,14 @@ class ForkServerClient:
                 start_new_session=True,  # Ctrl-C goes to the launcher, which decides what it means for the job
             )
 
-    def fork(self, key: int, task: Mapping[str, Any]) -> tuple[int, int]:
+    def fork(self, key: int, task: Mapping[str, Any], *, replaceable: bool = False) -> tuple[int, int]:
         """Starts a process; returns the read ends of its stdout and stderr, which do not block.
 
         Args:
           key: identifies the process in events.
           task: `name`, `argv`, `env` and `command`, see `process.Process`.
+          replaceable: may another one take its place when it has failed? Then nothing is left of its process group
+            by the time that its end is reported.
 
         Raises:
           ConnectionError: the fork server is gone.
@@ -70,7 +73,8 @@ class ForkServerClient:
         try:
             os.write(spec, json.dumps(task).encode())
             os.lseek(spec, 0, os.SEEK_SET)
-            socket.send_fds(self.control, [json.dumps({"fork": key}).encode()], theirs)
+            command = {"fork": key, "replaceable": replaceable}
+            socket.send_fds(self.control, [json.dumps(command).encode()], theirs)
         except OSError:
             os.close(stdout)
             os.close(stderr)

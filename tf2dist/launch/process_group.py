@@ -168,7 +168,8 @@ class ProcessGroup:
         self._pending.pop(key, None)
         task = {"name": process.name, "argv": list(process.argv), "env": dict(process.env), "command": process.command}
         with contextlib.suppress(ConnectionError):  # the fork server is gone; that is the next event
-            for fd, to in zip(self._server.fork(key, task), (STDOUT, STDERR), strict=True):
+            pipes = self._server.fork(key, task, replaceable=process.coordinator is not None)
+            for fd, to in zip(pipes, (STDOUT, STDERR), strict=True):
                 plain = process.name == self._settings.quiet_prefix_for
                 shown = b"" if plain else prefix(process.name, key, to)
                 self._streams[fd] = LineSplitter(to, shown, self._tails[key], key)
@@ -234,7 +235,7 @@ class ProcessGroup:
         The coordinator goes on with the other workers meanwhile.
         """
         coordinator = self._coordinator_of(key)
-        if coordinator is None or coordinator in self._statuses or status == WRONG_COMMAND:
+        if coordinator is None or coordinator in self._statuses or self._was_wrong_command(key, status):
             return False
         if not self._budget.take_worker():
             return False
@@ -245,6 +246,11 @@ class ProcessGroup:
         self._at(time.monotonic() + _RESTART_DELAY, lambda: self._start(key) if key in self._pending else None)
         return True
 
+    def _was_wrong_command(self, key: int, status: int) -> bool:
+        """Was a process called wrongly? One that is started again as it was before has met something else, as a port
+        that is still in use."""
+        return status == WRONG_COMMAND and key not in self._restarted
+
     def _goes_on_without(self, key: int, status: int) -> bool:
         """Does the group go on without a worker that has failed? The coordinator decides when it cannot."""
         coordinator = self._coordinator_of(key)
@@ -254,7 +260,7 @@ class ProcessGroup:
         if coordinator in self._statuses:
             self._say(f"{process.name} ended {_describe(status)}, after {process.coordinator} had ended")
             return True
-        if status == WRONG_COMMAND:
+        if self._was_wrong_command(key, status):
             return False
         if status == process.lost_status:
             self._say(f"{process.name} was lost with its host; the job goes on without it, if it can")

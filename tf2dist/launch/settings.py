@@ -20,7 +20,7 @@ class Settings:
       timeout: seconds until the group must have ended; None for no limit.
       max_restarts: how many restarts there are in all, of a process in its place where it has a coordinator, else of
         the whole group; None for `loss_policy.WORKER_RESTARTS` of the former and none of the latter. A process that
-        ends with 2, a wrong command, is never started again.
+        ends with 2, a wrong command, at its first start is not started again.
       logs: a directory for a file for each process, which takes what it prints.
       tee: show what they print as well.
       isolate: give the processes a network of their own, see `network_namespace`.

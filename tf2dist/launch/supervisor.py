@@ -102,7 +102,12 @@ def supervise(processes: Sequence[Process], **settings: Any) -> Result:
                 left = budget.job
             else:
                 break
-            print(f"launch: the job is started again ({left} more to go)", file=sys.stderr, flush=True)
+            _say(f"the job is started again ({left} more to go)")
     if logs and logs.problem:
-        print(f"launch: --logs={wanted.logs}: not everything could be written: {logs.problem}", file=sys.stderr)
+        _say(f"--logs={wanted.logs}: not everything could be written: {logs.problem}")
     return Result(group.status, group.reason, group.statuses)
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):  # nobody reads it any more
+        print(f"launch: {text}", file=sys.stderr, flush=True)

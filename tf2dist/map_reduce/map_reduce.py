@@ -61,7 +61,8 @@ def map_reduce(
       The reduction of all results; the result itself if there is one shard.
 
     Raises:
-      ShardError: `fn` failed on a shard, or a shard cannot be converted to tensors; the error is its cause.
+      ShardError: `fn` failed on a shard, or a shard cannot be converted to tensors; the error is its cause (in other
+        peers than the one that computed the shard: if it can be pickled).
       ValueError: there are no shards, or peers were given different numbers of them.
       tf.errors.OpError: all workers are lost.
     """
@@ -101,17 +102,32 @@ def _map_with_peers(
             results = list(TaskScheduler(devices).run(tasks))
         except ShardError as error:  # raised after the exchange: the peers wait in it for this process
             failure = error
-        sent = pickle.dumps((len(in_round), results, failure))
-        lengths, parts, failures = zip(
+        cause = failure and failure.__cause__  # which pickle leaves out
+        sent = pickle.dumps((len(in_round), results, failure, cause if _can_be_sent(cause) else None))
+        lengths, parts, failures, causes = zip(
             *(pickle.loads(data) for data in collectives.all_gather(strategy, sent)), strict=True
         )
         if len(set(lengths)) > 1:
             raise ValueError("map_reduce was given different numbers of shards by different peers; all must be alike")
         if any(failures):
-            raise min(filter(None, failures), key=lambda error: error.shard)
+            first, why = min(
+                ((error, cause) for error, cause in zip(failures, causes, strict=True) if error),
+                key=lambda found: found[0].shard,
+            )
+            if failure and failure.shard == first.shard:
+                raise failure  # with its traceback
+            raise first from why
         yield from itertools.chain(*parts)
         if not in_round:
             return
+
+
+def _can_be_sent(error: BaseException | None) -> bool:
+    """Returns whether another process can read the error, as it can TensorFlow's."""
+    try:
+        return isinstance(pickle.loads(pickle.dumps(error)), BaseException)
+    except Exception:  # whatever its class does then
+        return False
 
 
 def _task(function: Any, number: int, shard: Any) -> Task:

@@ -1,7 +1,7 @@
 """Lists the distributed concepts of TensorFlow 1 in programs: python -m tf2dist.migrate FILE...
 
 It changes nothing, and imports and runs nothing of the files. Exit status: 0 all files were read, 1 one could not be,
-2 the command was wrong. What can be read is read in any case.
+2 the command was wrong, 141 nobody reads the output. What can be read is read in any case.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from tf2dist.migrate import python_tokens
 from tf2dist.migrate.uses import uses
+from tf2dist.system import standard_output
 from tf2dist.system.commands import Parser, as_called
 
 _CODING = re.compile(rb"^[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)")
@@ -85,11 +86,4 @@ def _read(path: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be text
-    try:
-        status = main(sys.argv[1:])
-        sys.stdout.flush()
-    except BrokenPipeError:  # | head
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        status = 1
-    raise SystemExit(status)
+    sys.exit(standard_output.run(main))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import keras
+import tensorflow as tf
 from keras import ops
 
 from tf2dist.compat.optimizers import AveragesWeights
@@ -18,26 +19,29 @@ class AveragingSGD(AveragesWeights, keras.optimizers.SGD):
 
     Args:
       keep_gradients: keep the last gradient of each weight (summed over the replicas, which is the gradient of the
-        mean loss over the global batch) in `gradients`, for histograms. Costs a copy of the weights.
+        mean loss over the global batch) in `gradients`, for histograms; of a table every row's. Costs a copy of the
+        weights.
     """
 
     def __init__(self, learning_rate=0.01, ema_momentum=0.99, keep_gradients=False, use_ema=True, **kwargs):
         super().__init__(learning_rate, use_ema=use_ema, ema_momentum=ema_momentum, **kwargs)
         self.keep_gradients = keep_gradients
-        self.gradients: list[keras.Variable] = []
+        self.gradients: list[keras.Variable | None] = []  # None as in `averages`
 
     def build(self, variables):
         if self.built:
             return
         super().build(variables)
         for variable, average in zip(variables, self.averages, strict=False):
-            average.assign(variable)
+            if average is not None:
+                average.assign(variable)
         if self.keep_gradients:
             self.gradients = self.add_optimizer_variables(variables, "gradient")
 
     def update_step(self, gradient, variable, learning_rate):
         if self.keep_gradients:
-            self.assign(self.gradients[self.index_of(variable)], gradient)
+            # Of a table's rows that were looked up: assigning that would leave the other rows' last gradients.
+            self.assign(self.gradients[self.index_of(variable)], tf.convert_to_tensor(gradient))
         super().update_step(gradient, variable, learning_rate)
 
     def average_decay(self, updates):
@@ -46,6 +50,8 @@ class AveragingSGD(AveragesWeights, keras.optimizers.SGD):
     def swap_averages(self, variables) -> None:
         """Exchanges weights and averages, for evaluating with the averages; a second call changes back."""
         for variable, average in zip(variables, self.averages, strict=True):
+            if average is None:
+                continue
             weights = ops.convert_to_numpy(variable)
             variable.assign(ops.convert_to_numpy(average))
             average.assign(weights)

@@ -1,4 +1,4 @@
-"""The numbers of batches, each handed out once, to whoever asks."""
+"""Batch numbers: each is handed out once, to whichever worker asks next."""
 
 from __future__ import annotations
 

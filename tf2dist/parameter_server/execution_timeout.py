@@ -1,4 +1,4 @@
-"""How long to wait for an execution, when others of its kind took as long as they did."""
+"""The timeout of an execution, from how long others of its kind took."""
 
 from __future__ import annotations
 

@@ -138,8 +138,10 @@ class FencingTokens:
         with tf.device(self._counts.device):
             place, before, _, steps = tf.unstack(tf.identity(token))
             held = tf.stack([place, before // _GENERATION])
+            # An execution whose token was revoked before it began is not to spoil the next token of the place.
+            began = tf.cast(tf.equal(self._count(place) // _GENERATION, before // _GENERATION), tf.int64)
             added = tf.raw_ops.ResourceScatterNdAdd(
-                ref=self._counts.handle, indices=place[tf.newaxis, tf.newaxis], updates=tf.ones([1], tf.int64)
+                ref=self._counts.handle, indices=place[tf.newaxis, tf.newaxis], updates=began[tf.newaxis]
             )
             with tf.control_dependencies([added]):
                 # Where it runs twice at the same time, both may find that it was taken twice, and none makes the

@@ -29,6 +29,13 @@ def peers(strategy: tf.distribute.Strategy) -> tuple[int, int]:
     return max(1, chiefs + len(spec.get("worker", ()))), rank
 
 
+def peer_names(strategy: tf.distribute.Strategy) -> list[str]:
+    """Returns what the peers are called in the job, as "worker 0", in the order of their ranks."""
+    chiefs = len(strategy.cluster_resolver.cluster_spec().as_dict().get("chief", ()))
+    count = peers(strategy)[0]
+    return [f"chief {rank}" if rank < chiefs else f"worker {rank - chiefs}" for rank in range(count)]
+
+
 def all_reduce(strategy: tf.distribute.Strategy, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Sums tensors over all peers in one collective. Call it inside of a `tf.function`.
 

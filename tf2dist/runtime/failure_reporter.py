@@ -111,7 +111,12 @@ class FailureReporter:
 
 
 def _uncaught_exception() -> BaseException | None:
-    """Returns the exception that ends this program; None in an interactive shell, which goes on after one."""
-    if hasattr(sys, "ps1"):
+    """Returns the exception that ends this program; None in an interactive shell, which goes on after one.
+
+    Programs set the same variables for errors that they survive, as Tkinter does for those of its callbacks. Only the
+    traceback of an exception that nobody has caught begins in the frame that no other has called.
+    """
+    frames = getattr(sys, "last_traceback", None)
+    if hasattr(sys, "ps1") or frames is None or frames.tb_frame.f_back is not None:
         return None
     return getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)  # Python 3.12; earlier ones

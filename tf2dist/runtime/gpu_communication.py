@@ -1,4 +1,4 @@
-"""Decides by what replicas on GPUs add up their gradients, and says so when it is not NCCL.
+"""Chooses how replicas on GPUs all-reduce their gradients, and logs the reason when it is not NCCL.
 
 NCCL is the fastest, and refuses two replicas on one GPU: logical devices of one, or processes that share one.
 TensorFlow's own choice looks at how many devices there are, not at which GPU they are on (`MirroredExtended.

@@ -17,7 +17,6 @@ import logging
 import os
 import re
 import sys
-import tempfile
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -45,7 +44,7 @@ def begin(*, leads: bool) -> Log | None:
     """
     sys.stdout.flush()
     sys.stdout = os.fdopen(os.dup(1), "w", buffering=1)
-    with tempfile.TemporaryFile() as file:
+    with open(os.memfd_create("placements"), "wb") as file:  # it needs no directory
         os.dup2(file.fileno(), 1)  # TensorFlow prints with C's printf, which knows of no other place
     libc = ctypes.CDLL(None)
     libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, 1, 0)  # a line at a time, for whoever reads it

@@ -77,13 +77,12 @@ class Session(FailureReporter):
         """Seconds that this process waits for the other tasks to start."""
         return self._start_timeout or rendezvous.start_timeout()
 
-    @property
-    def first_loss(self) -> str:
-        """Which other task was lost first, as "ps 0 at host:port is gone: ..."; empty if none was."""
-        return self.wait_for_loss(0.0)
-
     def wait_for_loss(self, limit: float) -> str:
-        """Returns `first_loss`, waiting up to `limit` seconds for it: TensorFlow may notice before the monitor does."""
+        """Returns which other task was lost first, as "ps 0 at host:port is gone: ..."; empty if none was.
+
+        Args:
+          limit: how many seconds to wait for it: TensorFlow may notice a loss before the monitor does.
+        """
         return self._monitor.first_loss(limit) if self._monitor else ""
 
     def explain(self, error: BaseException) -> tuple[int, str] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import importlib
 import os
 import sys
@@ -37,8 +38,12 @@ def import_tensorflow():
 
 @contextlib.contextmanager
 def held_back_stderr() -> Generator[None]:
-    """Captures what is written to file descriptor 2, and shows it only when the block raises; our log is shown."""
-    if sys.stderr is None:  # the process was started without one
+    """Captures what is written to file descriptor 2, and shows it only when the block raises; our log is shown.
+
+    What was captured is lost when TensorFlow ends the process by a signal (SIGABRT at a failed check, SIGILL on an old
+    CPU). So Python shows its own stack then, and nothing is captured where the user asks for all that TensorFlow says.
+    """
+    if sys.stderr is None or os.environ.get("TF_CPP_MIN_LOG_LEVEL") == "0":  # None: the process was started without one
         yield
         return
     sys.stderr.flush()
@@ -46,6 +51,7 @@ def held_back_stderr() -> Generator[None]:
         open(os.dup(2), "wb", buffering=0) as kept,
         open(os.memfd_create("stderr"), "rb") as caught,  # it needs no directory
         logging_setup.shown_on(kept.fileno()),
+        _stack_at_a_crash(kept.fileno()),
     ):
         os.dup2(caught.fileno(), 2)
         try:
@@ -60,3 +66,16 @@ def held_back_stderr() -> Generator[None]:
             raise
         finally:
             os.dup2(kept.fileno(), 2)
+
+
+@contextlib.contextmanager
+def _stack_at_a_crash(descriptor: int) -> Generator[None]:
+    """Inside, a signal that ends the process has Python's stack written there; a program's own faulthandler stays."""
+    if faulthandler.is_enabled():
+        yield
+        return
+    faulthandler.enable(descriptor)
+    try:
+        yield
+    finally:
+        faulthandler.disable()

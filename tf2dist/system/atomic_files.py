@@ -1,4 +1,4 @@
-"""Files that are there complete or not at all."""
+"""Files that are written atomically: complete or absent."""
 
 import contextlib
 import os

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 START_TIMEOUT = "TF2DIST_START_TIMEOUT"  # seconds that a task waits for the others
 LAUNCHED_AT = "TF2DIST_LAUNCHED_AT"  # Unix time at which the user's command began
+JOB_ID = "TF2DIST_JOB_ID"  # tasks that have different ones are of different jobs, and do not start together
 PREPARED = "TF2DIST_PREPARED"  # what a launching trainer has found out for all its processes, as JSON
 WORKERS_GRACE = "TF2DIST_WORKERS_GRACE"  # seconds that a ps job without workers waits for them
 BATCH_TIMEOUT = "TF2DIST_BATCH_TIMEOUT"  # seconds that Python may take to make a batch

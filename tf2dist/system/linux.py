@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
+import signal
 import sys
 import time
 from collections.abc import Iterable
@@ -16,6 +18,8 @@ if sys.platform != "linux":
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _DELIVERY = 1.0  # seconds in which the kernel delivers a signal
+_MANY_FILES = 1 << 16  # some systems have no other limit than memory, and what is started would inherit it
+_usual_files: int | None = None  # the limit of open files, if it was raised
 
 
 def die_with_parent(parent: int, signum: int) -> None:
@@ -39,6 +43,13 @@ def open_closed_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, this one
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(fd, "w" if fd else "r", closefd=False))
+
+
+def wait_for_children_oneself() -> None:
+    """Undoes SIGCHLD=SIG_IGN, which is inherited: the kernel would reap this process's children, and with them their
+    exit statuses would be gone. To be called in the main thread."""
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def has_children() -> bool:
@@ -105,6 +116,29 @@ def end_by(signum: int) -> NoReturn:
         os.kill(os.getpid(), signum)
         time.sleep(_DELIVERY)
     os._exit(128 + signum)
+
+
+def allow_many_files() -> None:
+    """Lets this process open as many files as the system allows it to ask for, where its usual limit is lower."""
+    global _usual_files
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MANY_FILES if hard == resource.RLIM_INFINITY else min(_MANY_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        _usual_files = soft
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def usual_files() -> int:
+    """Returns how many files this process might open before `allow_many_files`; -1 without a limit."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0] if _usual_files is None else _usual_files
+
+
+def limit_files(number: int) -> None:
+    """Lets this process open so many files, what `usual_files` says where it was started.
+
+    Programs rely on a low limit: those that call select(), and those that close every file that there could be.
+    """
+    resource.setrlimit(resource.RLIMIT_NOFILE, (number, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
 
 def flush() -> None:

@@ -21,12 +21,12 @@ from tf2dist.input.data_adapter import FiniteDataAdapter
 from tf2dist.input.keras_arguments import as_data, split_rows
 from tf2dist.input.make_adapter import make_data_adapter, make_finite_adapter, takes_batch_size
 from tf2dist.parameter_server.options import ParameterServer
-from tf2dist.runtime import session
+from tf2dist.runtime import peer_agreement, session
 from tf2dist.training import evaluator, model_validation
 from tf2dist.training.callbacks import as_list, includes, make_callback_list, need_every_batch
 from tf2dist.training.checkpoint import Checkpoint
 from tf2dist.training.loop import TrainingLoop
-from tf2dist.training.prepared_model import prepare
+from tf2dist.training.prepared_model import PreparedModel, prepare
 
 _log = logging.getLogger("tf2dist")
 
@@ -70,7 +70,7 @@ def fit(
     steps_per_execution: int | None = None,
     parameter_server: ParameterServer | None = None,
 ) -> keras.callbacks.History:
-    """Trains a compiled model on the strategy in whose scope it was made.
+    """Trains a compiled model on its strategy: in whose scope it was made, or else that of the job.
 
     The arguments of `keras.Model.fit`, in its order, come first; the last three are ours.
 
@@ -79,7 +79,7 @@ def fit(
     whoever makes them.
 
     Args:
-      model: compiled, made inside of `strategy.scope()`.
+      model: compiled. One that was made outside of `strategy.scope()` is moved into it, with its state.
       x, y, sample_weight: arrays, with `batch_size`; several inputs or outputs are a list or dictionary of arrays.
         Or, as `x` alone: a tuple `(x, y)` or `(x, y, sample_weight)` of those, `tf2dist.Examples`, a
         `tf.data.Dataset` of global batches (in a multi-worker job every peer must read it in the same order), a
@@ -114,7 +114,7 @@ def fit(
 
     Raises:
       ValueError: when the model is not compiled or cannot be trained on its strategy, the data cannot be used or
-        does not fit the model, or the loss has become NaN.
+        does not fit the model, the peers of a job were given different numbers of steps, or the loss has become NaN.
       Preempted: the job was asked to stop (`tf2dist.preempt`), and a `tf2dist.Checkpoint` has saved it. It is a
         `SystemExit`, which ends the program with status 75.
       Exception: what the user's data has raised.
@@ -143,6 +143,10 @@ def fit(
     if not epoch_steps:
         raise UsageError("the data is endless or empty: say how long an epoch is with steps_per_epoch")
     prepared = prepare(model, parameter_server or ParameterServer())
+    _check_same_for_peers(
+        prepared, "fit", steps_per_epoch=epoch_steps, epochs=epochs, initial_epoch=initial_epoch,
+        steps_per_execution=steps_per_execution, validation_steps=None if validation is None else validation.steps,
+    )  # fmt: skip
     prepared.build(adapter)
     if validation is not None and overridden_step(model):
         prepared.build(validation, "test_step")  # what it cannot do is to be known before an epoch is over
@@ -225,6 +229,7 @@ def evaluate(
     adapter = _one_pass(as_data(x, y, sample_weight), batch_size, steps, "steps")
     callback_list = _callback_list(model, callbacks, verbose, adapter.announced_steps)
     prepared = prepare(model)
+    _check_same_for_peers(prepared, "evaluate", steps=adapter.steps)
     one_by_one = need_every_batch(prepared.strategy, callback_list, "evaluation")
     logs = prepared.evaluate(adapter, callback_list, one_by_one=one_by_one)
     return logs if return_dict else logs_in_order(model, logs)
@@ -256,7 +261,9 @@ def predict(
     """
     adapter = _one_pass(as_data(x), batch_size, steps, "steps")
     callback_list = _callback_list(model, callbacks, verbose, adapter.announced_steps)
-    return prepare(model).predict(adapter, callback_list)
+    prepared = prepare(model)
+    _check_same_for_peers(prepared, "predict", steps=adapter.steps)
+    return prepared.predict(adapter, callback_list)
 
 
 def _one_pass(data: Any, batch_size: int | None, steps: int | None, name: str) -> FiniteDataAdapter:
@@ -267,6 +274,20 @@ def _one_pass(data: Any, batch_size: int | None, steps: int | None, name: str) -
         adapter = adapter.first(limited)
     model_validation.check_has_end(adapter, name)
     return adapter
+
+
+def _check_same_for_peers(prepared: PreparedModel, function: str, **lengths: int | None) -> None:
+    """Raises UsageError in all peers of a job unless all make this call with these lengths; no peer waits then."""
+    found = peer_agreement.difference(prepared.strategy, {"function": function, **lengths})
+    if found is None:
+        return
+    name, who = found
+    if name == "function":
+        raise UsageError(f"the peers of a job call fit, evaluate and predict together, found {who}")
+    raise UsageError(
+        f"{function} needs the same {name} in all peers of a job, found {who}; give all of them as much data and the "
+        "same arguments"
+    )
 
 
 def _capped(given: int | None, limit: int | None, name: str) -> int | None:

@@ -98,9 +98,8 @@ class Checkpoint(keras.callbacks.Callback):
             step = -1 if found is None else found.global_step
             if found is not None and read_stopped_at(self.directory) == step:
                 found = dataclasses.replace(found, is_over=True)
-            self._status = StatusUpdates(
-                self.directory
-            )  # after the check: a checkpoint of another model leaves the status as it was
+            # After the check: a checkpoint of another model leaves the status as it was.
+            self._status = StatusUpdates(self.directory)
             session.current().on_failure(self.failed)
         (step,) = collectives.broadcast(state.strategy, [step])
         if step < 0:

@@ -1,4 +1,4 @@
-"""Does a step of the user's own come to the same on parts of a batch as on the whole? Tried on a few made-up rows.
+"""Checks on a few rows that a custom train step computes the same on slices of a batch as on the whole.
 
 What the graph of a step shows is not enough: a sum can be written in many ways. So, before anything trains, one update
 is made on the replicas twice: with all rows on the first of them, while the others have slices of weight 0, which is

@@ -171,8 +171,12 @@ class TrainingLoop:
                 continue
             sums = MetricSums(self._step)
             steps = found.global_step % self._steps_per_epoch
-            if steps or found.ends_epoch:
-                sums.add(found.metric_sums)
+            if (steps or found.ends_epoch) and not sums.take_up(found.metric_sums):
+                _log.warning(
+                    "tf2dist: the model's metrics are others than the checkpoint's, so that the logs of this epoch "
+                    "are of its batches from step %d on",
+                    found.global_step,
+                )
             if found.stops or found.is_over:
                 model.stop_training = True
             epoch = (found.global_step - found.ends_epoch) // self._steps_per_epoch

@@ -1,4 +1,4 @@
-"""Can a model's loss be computed from slices of a batch? What is not Keras's own is tried on three rows."""
+"""Checks whether a loss can be computed from slices of a batch; what is not Keras's own is tried on three rows."""
 
 from __future__ import annotations
 

@@ -16,7 +16,6 @@ from tf2dist.compat.strategies import has_variable_partitioner, worker_count
 from tf2dist.errors import TrainingError, UsageError
 from tf2dist.input.data_adapter import DataAdapter
 from tf2dist.parameter_server.options import ParameterServer
-from tf2dist.runtime import session
 
 _VARIABLES_ELSEWHERE = (tf.distribute.ParameterServerStrategy, tf.distribute.experimental.CentralStorageStrategy)
 _MIRRORED = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
@@ -28,21 +27,6 @@ def check_compiled(model: keras.Model) -> None:
         raise UsageError(f"model must be a keras.Model, found {type(model).__name__}")
     if not model.compiled:
         raise UsageError("the model is not compiled: call model.compile(optimizer, loss) before tf2dist.fit")
-
-
-def strategy_of(model: keras.Model) -> tf.distribute.Strategy:
-    """The strategy in whose scope the model was made.
-
-    Raises:
-      ValueError: the process has joined a job with another one.
-    """
-    strategy, joined = model.distribute_strategy, session.current().strategy
-    if joined is not None and strategy is not joined:
-        raise UsageError(
-            f"the model was made outside of the scope of this job's strategy ({type(joined).__name__}); make and "
-            "compile it inside of `with strategy.scope():`"
-        )
-    return strategy
 
 
 def check_before_building(model: keras.Model) -> None:

@@ -25,6 +25,7 @@ from tf2dist.training import custom_step_trial, loss_validation, model_validatio
 from tf2dist.training.callbacks import needs_batch_logs
 from tf2dist.training.choose_dispatcher import choose_dispatcher
 from tf2dist.training.metric_sums import MetricSums
+from tf2dist.training.model_in_scope import move_into_scope
 
 _PREPARED = "_tf2dist_prepared"  # the model's attribute, so that it is forgotten with the model
 
@@ -38,6 +39,7 @@ def prepare(model: keras.Model, options: ParameterServer | None = None) -> Prepa
     Raises:
       ValueError: the model cannot be trained on its strategy.
     """
+    move_into_scope(model)
     known = vars(model).get(_PREPARED)
     if known is not None and known.is_current() and options in (None, known.options):
         return known
@@ -51,7 +53,7 @@ class PreparedModel:
 
     Attributes:
       model, options: what it was made for.
-      strategy: in whose scope the model was made.
+      strategy: in whose scope the model was made, or moved.
       dispatcher: who runs its steps.
     """
 
@@ -60,7 +62,7 @@ class PreparedModel:
         model_validation.check_options(model, options)
         self.model, self.options = model, options
         self._identity = keras_model.compile_identity(model)
-        self.strategy = model_validation.strategy_of(model)
+        self.strategy = model.distribute_strategy
         self.dispatcher = choose_dispatcher(self.strategy, options)
         self._tuner = StepsPerExecutionTuner()
         self._step: CompiledStep | None = None

@@ -1,7 +1,7 @@
 """How a trainer that fails ends: which exit status, and which one line on standard error.
 
-0: done. 1: the job failed. 2: the command was wrong. 75: it was asked to stop, and has saved. 130: interrupted. A bug
-keeps its traceback.
+0: done. 1: the job failed. 2: the command was wrong. 75: it was asked to stop, and has saved. 130: interrupted. 141:
+nobody reads the output. A bug keeps its traceback.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import sys
 from absl import flags
 
 from tf2dist.errors import Preempted, ShardError, reason
+from tf2dist.system import standard_output
 
 _WRONG_COMMAND = (flags.Error,)
 _FAILED_JOB = (ShardError, OSError, MemoryError)
@@ -34,6 +35,10 @@ def report_failure(program: str, error: BaseException) -> int | None:
     if isinstance(error, KeyboardInterrupt):
         _fail(program)
         return 130
+    if isinstance(error, BrokenPipeError) and standard_output.is_unread():
+        standard_output.discard()
+        _fail(program)
+        return standard_output.UNREAD
     explained = _explain(error)
     if explained is None:
         return None

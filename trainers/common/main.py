@@ -14,6 +14,7 @@ from absl import flags
 
 from tf2dist.cluster.roles import Role
 from tf2dist.cluster.spec import Cluster, ClusterError
+from tf2dist.data.errors import DataError
 from tf2dist.errors import UsageError
 from tf2dist.runtime import logging_setup, placement
 from tf2dist.system import environment_variables, linux
@@ -52,6 +53,18 @@ class Run:
         if self.leads:
             print(text, flush=True)
 
+    def check_same(self, what: str, found: str) -> None:
+        """Raises DataError, in all peers of a multi-worker job, if one of them has found something else.
+
+        Args:
+          what: the flag: "--dataset".
+          found: what this process has found, in words. All peers must call it together; elsewhere nothing happens.
+        """
+        from tf2dist.runtime import peer_agreement
+
+        if different := peer_agreement.difference(self.strategy, {what: found}):
+            raise DataError(f"{what} is not the same for all processes: {different[1]}; give all of them the same")
+
 
 def run(
     train: Callable[[Run, Any], dict],
@@ -80,6 +93,7 @@ def run(
     program = os.path.basename(sys.argv[0].removesuffix("/__main__.py")).removesuffix(".py")
     try:
         status = _run(train, prepare, has_strategy, cluster, positional)
+        sys.stdout.flush()
     except BaseException as error:
         failed = exit_status.report_failure(program, error)
         if failed is None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import sys
 import tempfile
 
 from tf2dist.errors import UsageError
@@ -11,11 +13,15 @@ from tf2dist.system.atomic_files import replacing
 from tf2dist.system.local_paths import check_local
 from trainers.common.shared_flags import SharedFlags
 
+# What /dev/stdout, /dev/fd/3 and the like are links to. The kernel makes them links to the open file in turn, which is
+# to be written to, and not replaced, whatever it is.
+_DESCRIPTOR = re.compile(r"(?:/proc/\d+|/dev)/fd/(\d+)")
+
 
 def check_shared_outputs(shared: SharedFlags) -> None:
     """Raises UsageError unless --report and --logdir can be written; leaves no trace."""
     if shared.report:
-        check_writable(f"--report={shared.report}", shared.report)
+        check_writable(f"--report={shared.report}", shared.report, takes_special=True)
     if shared.logdir:
         # The directory is made when there is something to write, so that a wrong command leaves nothing behind.
         existing = os.path.realpath(shared.logdir)
@@ -24,12 +30,13 @@ def check_shared_outputs(shared: SharedFlags) -> None:
         _check_directory(f"--logdir={shared.logdir}", existing)
 
 
-def check_writable(flag: str, path: str) -> None:
+def check_writable(flag: str, path: str, *, takes_special: bool = False) -> None:
     """Raises UsageError unless a file can be written at `path`; leaves no trace.
 
     Args:
       flag: the flag with its value, for the message.
       path: of the file, which need not exist.
+      takes_special: whether it may be a pipe, a device or an open file, as for `write_text`; others would be replaced.
     """
     check_local(flag, path)
     target = os.path.realpath(path)
@@ -37,6 +44,8 @@ def check_writable(flag: str, path: str) -> None:
         raise UsageError(f"{flag} is a directory; name a file in it")
     if not _is_special(path):
         _check_directory(flag, os.path.dirname(target))
+    elif not takes_special:
+        raise UsageError(f"{flag} is no regular file and would be replaced by one; name another place")
 
 
 def check_installed(flag: str, module: str) -> None:
@@ -51,7 +60,16 @@ def check_installed(flag: str, module: str) -> None:
 
 
 def write_text(path: str, text: str) -> None:
-    """Replaces the file in one piece: readers see the old text or the new one. Pipes and devices are written to."""
+    """Replaces the file in one piece: readers see the old text or the new one. Pipes and devices are written to.
+
+    So are open files of this process (/dev/stdout), behind what is in them.
+    """
+    descriptor = _descriptor(path)
+    if descriptor is not None:
+        sys.stdout.flush()
+        with open(os.dup(descriptor), "w") as file:
+            file.write(text)
+        return
     if _is_special(path):
         with open(path, "w") as file:
             file.write(text)
@@ -72,5 +90,18 @@ def _check_directory(flag: str, directory: str) -> None:
 
 
 def _is_special(path: str) -> bool:
-    """Returns whether `path` exists but is no regular file: /dev/null, /dev/stdout, a pipe."""
-    return os.path.exists(path) and not os.path.isfile(path)
+    """Returns whether `path` exists but is no regular file of its own: /dev/null, a pipe, /dev/stdout."""
+    return os.path.exists(path) and (not os.path.isfile(path) or _descriptor(path) is not None)
+
+
+def _descriptor(path: str) -> int | None:
+    """Returns the descriptor of this process that `path` stands for, as /dev/stdout does for 1; None if for none."""
+    for _ in range(40):  # links; the kernel follows as many
+        folder, name = os.path.split(os.path.abspath(path))
+        path = os.path.join(os.path.realpath(folder), name)
+        if found := _DESCRIPTOR.fullmatch(path):
+            return int(found[1])
+        if not os.path.islink(path):
+            return None
+        path = os.path.join(os.path.dirname(path), os.readlink(path))
+    return None

@@ -15,20 +15,22 @@ class EpochLines(keras.callbacks.Callback):
     Args:
       say: prints a line.
       epochs: how many there are in all.
-      examples: of an epoch.
+      batch_size: examples of an update; their mean where the last batch of a pass is shorter.
     """
 
-    def __init__(self, say, epochs: int, examples: int, clock=time.perf_counter):
+    def __init__(self, say, epochs: int, batch_size: float, clock=time.perf_counter):
         super().__init__()
-        self._say, self._epochs, self._examples, self._clock = say, epochs, examples, clock
+        self._say, self._epochs, self._batch_size, self._clock = say, epochs, batch_size, clock
 
     def on_epoch_begin(self, epoch, logs=None):
-        self._began = self._clock()
+        # An epoch that an earlier run has begun has fewer updates left.
+        self._began, self._updates_before = self._clock(), tf2dist.updates(self.model)
 
     def on_epoch_end(self, epoch, logs=None):
         seconds = self._clock() - self._began
         values = "  ".join(f"{name} {value:.4f}" for name, value in sorted((logs or {}).items()))
-        rate = self._examples / seconds if seconds else 0
+        examples = (tf2dist.updates(self.model) - self._updates_before) * self._batch_size
+        rate = examples / seconds if seconds else 0
         self._say(f"epoch {epoch + 1}/{self._epochs}  {values}  {seconds:.1f} s  {rate:,.0f} examples/s")
 
 

@@ -107,7 +107,10 @@ class SharedFlags:
             if gpus.visible():
                 return None
             each = 2 if self.strategy != "multiworker" else 1
-        peers = 1 if self.strategy != "multiworker" else len(self.cluster.tasks) if self.cluster else self.workers
+        peers = 1
+        if self.strategy == "multiworker":
+            cluster = self.cluster  # of which an evaluator is no peer
+            peers = cluster.count("chief") + cluster.count("worker") if cluster else self.workers
         return each * peers
 
 

@@ -37,6 +37,7 @@ class Summaries(tf2dist.ExecutionCallback):
                 tf.summary.scalar(f"epoch_{name}", value)
 
     def on_train_end(self, logs=None):
+        self._step = int(self.model.optimizer.iterations.numpy())  # also where nothing was left to train
         with self._writer.as_default(step=self._step):
             self._write_histograms()
         self._writer.close()
@@ -46,4 +47,5 @@ class Summaries(tf2dist.ExecutionCallback):
         for variable in self.model.trainable_variables if gradients else ():
             tf.summary.histogram(variable.path, keras.ops.convert_to_numpy(variable))
         for variable, gradient in zip(self.model.trainable_variables, gradients, strict=False):
-            tf.summary.histogram(f"{variable.path}/gradient", keras.ops.convert_to_numpy(gradient))
+            if gradient is not None:
+                tf.summary.histogram(f"{variable.path}/gradient", keras.ops.convert_to_numpy(gradient))

@@ -1,6 +1,7 @@
 """Lets a board of Conway's Game of Life live: python -m trainers.life --pattern=gosper --size=100x100 --gif=gun.gif."""
 
 import contextlib
+import os
 import time
 
 from absl import flags
@@ -63,12 +64,9 @@ def prepare(shared):
     if shared.xla and _ENGINE.value != "packed":
         raise UsageError(f"--xla does not compile --engine={_ENGINE.value}; packed is compiled by XLA always")
     chosen = _game()
-    try:
-        engines.check(_ENGINE.value, chosen.rows, chosen.columns, chosen.edges, shared.replicas_in_sync() or 1)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-    if shared.logdir and (before := saved_run.read(shared.logdir)) and before.key != _key(chosen):
-        raise UsageError(f"--logdir={shared.logdir} holds a run of {before.key}, and this is one of {_key(chosen)}")
+    engines.check(_ENGINE.value, chosen.rows, chosen.columns, chosen.edges, shared.replicas_in_sync() or 1)
+    if shared.logdir and (before := saved_run.read(shared.logdir)):
+        _check_goes_on(before, chosen, shared)
     _check_outputs(shared, picture.scale(chosen.rows, chosen.columns))
 
 
@@ -87,35 +85,36 @@ def train(run, prepared):
         run.say(f"going on from generation {life.began:,} in {logdir}")
         if life.finder and not before.memory:
             run.say(f"a cycle is looked for from generation {life.began:,} on; the run before did not look for one")
+        if life.populations and before.populations is None:
+            run.say(f"populations are kept from generation {life.began:,} on; the run before did not keep them")
 
-    view = _view(run.shared)
-    animated = bool(_GIF.value or _MP4.value) or view != "none"  # in all processes alike: they gather boards together
+    beginning = chosen.beginning(run.shared.seed) if before is None else before.beginning
     with contextlib.ExitStack() as until_done:
-        frames = _frames(run, view, chosen, until_done)
-        if animated:
+        frames = _frames(run, chosen, until_done)
+        if frames:
             frames(life.board(), life.generation)
         chunk, chunks = min(2**20, max(1, int(_CELLS_PER_CHUNK[_ENGINE.value] / chosen.cells))), 0
         shown_at = time.monotonic()
         while life.generation < _GENERATIONS.value and not life.cycle:
-            to_frame = _EVERY.value - life.generation % _EVERY.value if animated else chunk
+            to_frame = _EVERY.value - life.generation % _EVERY.value if frames else chunk
             life.advance(min(chunk, to_frame, _GENERATIONS.value - life.generation))
             chunks += 1
-            if animated and (life.generation % _EVERY.value == 0 or life.cycle):
+            if frames and (life.generation % _EVERY.value == 0 or life.cycle):
                 frames(life.board(), life.generation)
             if logdir and chunks % _CHUNKS_PER_SAVE == 0:
-                life.save(logdir, _key(chosen), writes=run.leads)
+                life.save(logdir, _key(chosen), beginning, writes=run.leads)
             if time.monotonic() - shown_at >= _LINE_SECONDS:
                 shown_at = time.monotonic()
                 rate = life.generations_per_second()
                 left = (_GENERATIONS.value - life.generation) / rate
                 run.say(f"generation {life.generation:,}  {rate * chosen.cells:.3g} cells/s  {left:,.0f} s left")
     if logdir and life.generation > life.began:
-        life.save(logdir, _key(chosen), writes=run.leads)
+        life.save(logdir, _key(chosen), beginning, writes=run.leads)
     board, rate = life.board(), life.generations_per_second() * chosen.cells
     if _OUT.value and run.leads:
         chosen.write(_OUT.value, board)
     if _CURVE.value and life.populations and run.leads:
-        population_curve.write(_CURVE.value, life.began, life.populations)
+        population_curve.write(_CURVE.value, life.populations_from, life.populations)
 
     population = packed_board.population(board)
     run.say(f"generation {life.generation:,}: {population:,} cells live; {rate:.3g} cells/s")
@@ -143,6 +142,23 @@ def _game() -> game_flags.Game:
 def _key(chosen: game_flags.Game) -> str:
     """Returns what must be the same for a saved run to continue, in words."""
     return f"{chosen}, engine {_ENGINE.value}"
+
+
+def _check_goes_on(before: saved_run.SavedRun, chosen: game_flags.Game, shared) -> None:
+    """Raises UsageError if this command does not go on with a saved run, or would lose what it wrote."""
+    if before.key != _key(chosen):
+        raise UsageError(f"--logdir={shared.logdir} holds a run of {before.key}, and this is one of {_key(chosen)}")
+    beginning = chosen.beginning(shared.seed)
+    if before.beginning not in ("", beginning):  # runs of older programs do not say
+        raise UsageError(
+            f"--logdir={shared.logdir} holds a run that began with {before.beginning}, and this one begins with "
+            f"{beginning}; give the same --pattern, --at and --seed, or another directory"
+        )
+    if _CURVE.value and before.populations is None and os.path.exists(_CURVE.value):
+        raise UsageError(
+            f"--curve={_CURVE.value} is there and would get the generations from {before.generation:,} on only, since "
+            f"the run in {shared.logdir} was saved without --curve; name another file"
+        )
 
 
 def _check_outputs(shared, scale: picture.Scale) -> None:
@@ -185,13 +201,14 @@ def _view(shared) -> str:
     return "window" if shared.strategy != "multiworker" and display.has_display() else "none"
 
 
-def _frames(run, view: str, chosen: game_flags.Game, until_done: contextlib.ExitStack) -> display.Show:
-    """Returns a function that shows and records a frame, in the process that leads.
+def _frames(run, chosen: game_flags.Game, until_done: contextlib.ExitStack) -> display.Show | None:
+    """Returns a function that shows and records a frame, in the process that leads; None if nobody looks.
 
-    The files are complete when `until_done` is closed.
+    The processes of a job gather boards together, so all of them get a function, or none does. The files are complete
+    when `until_done` is closed.
     """
     scale, palette = picture.scale(chosen.rows, chosen.columns), picture.palette(_COLOURS.value)
-    shows: list[display.Show] = []
+    view, shows = _view(run.shared), []
     if run.leads and view == "window":
         try:
             shows.append(display.window(scale, palette, _FPS.value))
@@ -199,12 +216,15 @@ def _frames(run, view: str, chosen: game_flags.Game, until_done: contextlib.Exit
             if _VIEW.value == "window":
                 raise UsageError(f"--view=window: {error}") from None
             run.say(f"{error}; --gif=FILE makes an animation")
+            view = "none"  # this process is the only one
     if run.leads and view == "terminal":
         shows.append(display.text(chosen.columns, _FPS.value))
     for path, record in ((_GIF.value, animation.gif), (_MP4.value, animation.mp4)):
         if run.leads and path:
             append = until_done.enter_context(record(path, scale, palette, _FPS.value))
             shows.append(lambda board, generation, append=append: append(picture.draw(board, scale)))
+    if view == "none" and not (_GIF.value or _MP4.value):
+        return None
 
     def frame(board, generation: int) -> None:
         for show in shows:

@@ -19,6 +19,10 @@ Append = Callable[[np.ndarray], object]
 _MAX_GIF_PIXELS = 2**29  # of all frames together, which are held in memory
 
 
+class _EarlyEnd(Exception):
+    """ffmpeg does not read its input any more."""
+
+
 def check_gif(path: str, generations: int, every: int, scale: Scale) -> None:
     """Checks the size of a GIF of so many generations.
 
@@ -83,14 +87,23 @@ def mp4(path: str, scale: Scale, palette: np.ndarray, fps: float) -> Iterator[Ap
         ffmpeg = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
         pipe = ffmpeg.stdin
         assert pipe is not None
-        try:
-            with contextlib.suppress(BrokenPipeError):  # its message is read below
-                yield lambda frame: pipe.write(palette[frame].tobytes())
+
+        def write(data: bytes) -> None:
+            try:
+                pipe.write(data)
                 pipe.flush()
+            except BrokenPipeError:  # not to be taken for one of what else the caller writes to
+                raise _EarlyEnd from None
+
+        ended_early = False
+        try:
+            yield lambda frame: write(palette[frame].tobytes())
+        except _EarlyEnd:  # its message is read below
+            ended_early = True
         except BaseException:
             ffmpeg.kill()
             ffmpeg.wait()
             raise
         said = ffmpeg.communicate()[1].decode(errors="replace")
-        if ffmpeg.returncode:
+        if ffmpeg.returncode or ended_early:
             raise OSError(f"ffmpeg failed with status {ffmpeg.returncode}: {' '.join(said.split())}")

@@ -7,6 +7,8 @@ import math
 import os
 from dataclasses import dataclass
 
+from tf2dist.errors import UsageError
+
 # Measured on two cores with 1 MiB of L2 cache each and 32 MiB of L3.
 _STRIP_BYTES = 2**20  # of a strip; two are held at a time
 _CALL_WORDS = 18_000  # words that are computed in the time of a call of a compiled function
@@ -36,10 +38,10 @@ def plan(rows: int, width: int, replicas: int, *, strips: int | None = None, hal
     """Divides rows of `width` words among replicas.
 
     Raises:
-      ValueError: there are fewer rows than strips.
+      UsageError: there are fewer rows than strips.
     """
     if rows < replicas * (strips or 1):
-        raise ValueError(f"a board of {rows} rows is too small for {replicas * (strips or 1)} strips")
+        raise UsageError(f"a board of {rows} rows is too small for {replicas * (strips or 1)} strips")
     if strips is None:
         share = rows / replicas
         cores = max(1, len(os.sched_getaffinity(0)) // replicas)

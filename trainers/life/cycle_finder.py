@@ -73,13 +73,14 @@ class CycleFinder:
         return populations
 
     def memory(self) -> dict[str, np.ndarray]:
-        """Returns its hashes and states as arrays, for `restore_memory`."""
+        """Returns its hashes and states, and the cycle, as arrays, for `restore_memory`."""
         return {
             "seen": np.array(list(self._seen), np.uint64),
             "seen_at": np.array(list(self._seen.values()), np.int64),
             "kept": np.stack([self._engine.board(state) for state in self._kept.values()]),
             "kept_at": np.array(list(self._kept), np.int64),
             "strides": np.array([self._every, self._spacing], np.int64),
+            "cycle": np.array([self.cycle.first, self.cycle.period] if self.cycle else [], np.int64),
         }
 
     def restore_memory(self, memory: dict[str, np.ndarray]) -> None:
@@ -88,6 +89,8 @@ class CycleFinder:
         states = map(self._engine.load, memory["kept"])
         self._kept = dict(zip(memory["kept_at"].tolist(), states, strict=True))
         self._every, self._spacing = memory["strides"].tolist()
+        if len(cycle := memory.get("cycle", ())):  # which the memory of an older program lacks
+            self.cycle = Cycle(*map(int, cycle))
 
     def _record_hash(self, hashed: int, generation: int) -> None:
         if generation % self._every:

@@ -27,14 +27,14 @@ def window(scale: Scale, palette: np.ndarray, fps: float) -> Show:
     Raises:
       RuntimeError: matplotlib cannot open one.
     """
-    import matplotlib
-    import matplotlib.pyplot as plt
-    from matplotlib.colors import ListedColormap
-
-    plt.ion()
     try:
+        import matplotlib
+        import matplotlib.pyplot as plt
+        from matplotlib.colors import ListedColormap
+
+        plt.ion()
         figure, axes = plt.subplots(figsize=(8, 8), layout="constrained")
-    except Exception as error:  # depends on the GUI toolkit
+    except Exception as error:  # matplotlib is not installed, or what the GUI toolkit raises
         raise RuntimeError(f"no window can be opened ({error})") from None
     if matplotlib.get_backend().lower() == "agg":
         plt.close(figure)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import zlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,6 +44,14 @@ class Game:
 
     def __str__(self) -> str:
         return f"rule {self.rule}, {self.rows}x{self.columns} cells, edges {self.edges}"
+
+    def beginning(self, seed: int) -> str:
+        """Returns the first generation in words, others for other boards."""
+        if self.pattern is None:
+            return f"a random board of seed {seed}"
+        number = zlib.crc32(self.pattern.cells.astype("<i8").tobytes())
+        row, column = self.at
+        return f"{len(self.pattern.cells):,} living cells at {row},{column} (pattern {number:08x})"
 
     def board(self, seed: int) -> np.ndarray:
         """Returns the first generation, packed u64[rows, w]; of a random one half of the cells are alive."""

@@ -1,4 +1,4 @@
-"""Saves and restores a run: its board, its generation, and the memory of its cycle finder. No TensorFlow."""
+"""Saves and restores a run: board, generation, populations, and the memory of its cycle finder. No TensorFlow."""
 
 from __future__ import annotations
 
@@ -23,12 +23,16 @@ class SavedRun:
       board: u64[rows, w].
       key: rule, size, edges and engine in words; a run continues only with the same ones.
       memory: of a `CycleFinder`, or empty.
+      beginning: the first generation in words, as `Game.beginning` has it; empty where that was not saved.
+      populations: of all generations up to this one, or of the last ones, i64[n]; None where nobody wanted a curve.
     """
 
     board: np.ndarray
     generation: int
     key: str
     memory: dict[str, np.ndarray] = field(default_factory=dict)
+    beginning: str = ""
+    populations: np.ndarray | None = None
 
 
 def path(folder: str) -> str:
@@ -44,8 +48,11 @@ def write(folder: str, run: SavedRun) -> None:
             "board": run.board,
             "generation": run.generation,
             "key": run.key,
+            "beginning": run.beginning,
             **memory,
         }
+        if run.populations is not None:
+            arrays["populations"] = run.populations
         np.savez(file, **arrays)
 
 
@@ -60,6 +67,8 @@ def read(folder: str) -> SavedRun | None:
     try:
         with np.load(path(folder), allow_pickle=False) as file:
             memory = {n.removeprefix("memory_"): file[n] for n in file.files if n.startswith("memory_")}
-            return SavedRun(file["board"], int(file["generation"]), str(file["key"]), memory)
+            beginning = str(file["beginning"]) if "beginning" in file.files else ""
+            populations = file["populations"] if "populations" in file.files else None
+            return SavedRun(file["board"], int(file["generation"]), str(file["key"]), memory, beginning, populations)
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(f"{path(folder)} is no board of a run ({error}); remove it, or use another directory") from None

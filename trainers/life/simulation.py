@@ -23,7 +23,7 @@ class Simulation:
       state, generation: now.
       seconds: spent in the engine, without compilation.
       finder: a `CycleFinder`, or None.
-      populations: of all generations from the first on, a list of i64[n], or None.
+      populations: of all generations up to this one that are known, a list of i64[n], or None.
     """
 
     def __init__(self, engine: Engine, board: np.ndarray, generation: int = 0, *, cycle: bool = False, curve=False):
@@ -64,11 +64,17 @@ class Simulation:
         """Returns the packed board u64[rows, w]. All processes of a job must call it together."""
         return self.engine.board(self.state)
 
-    def save(self, folder: str, key: str, writes: bool) -> None:
+    @property
+    def populations_from(self) -> int:
+        """The generation of the first of the `populations`."""
+        return self.generation + 1 - sum(map(len, self.populations or ()))
+
+    def save(self, folder: str, key: str, beginning: str, writes: bool) -> None:
         """Saves the run for `resume`. All processes of a job must call it together; one of them `writes`."""
         board, memory = self.board(), self.finder.memory() if self.finder else {}
         if writes:
-            saved_run.write(folder, saved_run.SavedRun(board, self.generation, key, memory))
+            populations = np.concatenate(self.populations) if self.populations else None
+            saved_run.write(folder, saved_run.SavedRun(board, self.generation, key, memory, beginning, populations))
 
 
 def resume(engine: Engine, before: saved_run.SavedRun, **wanted: Any) -> Simulation:
@@ -76,4 +82,6 @@ def resume(engine: Engine, before: saved_run.SavedRun, **wanted: Any) -> Simulat
     simulation = Simulation(engine, before.board, before.generation, **wanted)
     if simulation.finder and before.memory:
         simulation.finder.restore_memory(before.memory)
+    if simulation.populations and before.populations is not None:
+        simulation.populations = [before.populations]
     return simulation

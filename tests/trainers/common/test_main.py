@@ -1,3 +1,4 @@
+import contextlib
 import json
 import os
 import sys
@@ -67,6 +68,36 @@ def test_what_a_user_can_mend_is_one_line(main, error, status, said):
 def test_an_interrupt(main):
     assert main(raising(KeyboardInterrupt())) == (130, "", "")
     assert session.current().has_failed
+
+
+@contextlib.contextmanager
+def unread():
+    """Standard output is a pipe that nobody reads; in the test, since pytest changes it between fixture and test."""
+    kept = os.dup(1)
+    read, write = os.pipe()
+    os.close(read)
+    os.dup2(write, 1)
+    os.close(write)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def test_output_that_nobody_reads(main):
+    """`| head`: status 141 without a line, as the launcher; any other broken pipe is a failure with a line."""
+    with unread():
+        assert main(raising(BrokenPipeError(32, "Broken pipe"))) == (141, "", "")
+    assert session.current().has_failed
+    assert main(raising(BrokenPipeError(32, "Broken pipe"))) == (1, "", "trainer: [Errno 32] Broken pipe\n")
+
+
+def test_help_that_nobody_reads(start, no_tensorflow):
+    trainer = start("--help", env=no_tensorflow)
+    trainer.process.stdout.close()
+    _, error = trainer.process.communicate(timeout=60)
+    assert (trainer.process.returncode, error) == (141, "")
 
 
 @pytest.mark.parametrize(("code", "failed"), [(0, False), (None, False), (3, True), ("text", True)])

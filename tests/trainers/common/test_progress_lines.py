@@ -1,7 +1,9 @@
 import math
+from types import SimpleNamespace
 
 import pytest
 
+import tf2dist
 from trainers.common.progress_lines import EpochLines, StepLines
 from trainers.common.training_timer import TrainingTimer
 
@@ -25,16 +27,27 @@ def said():
     return []
 
 
-def train(lines, clock, epochs, seconds_a_step=0.01, logs=None):
-    """Calls the hooks as `fit` does: `epochs` are lists of the lengths of executions, in steps."""
+@pytest.fixture(autouse=True)
+def updates(monkeypatch):
+    """Models here are the number of their updates."""
+    monkeypatch.setattr(tf2dist, "updates", lambda model: model.updates)
+
+
+def train(lines, clock, epochs, seconds_a_step=0.01, logs=None, begun=0):
+    """Calls the hooks as `fit` does: `epochs` are lists of the lengths of executions, in steps.
+
+    An earlier job has made the first `begun` steps of the first epoch.
+    """
+    lines.set_model(SimpleNamespace(updates=begun))
     lines.on_train_begin()
     for number, executions in enumerate(epochs):
         lines.on_epoch_begin(number)
-        done = 0
+        done, begun = begun, 0
         for steps in executions:
             lines.on_train_batch_begin(done)
             clock.now += steps * seconds_a_step
             done += steps
+            lines.model.updates += steps
             lines.on_train_batch_end(done - 1, logs)
         lines.on_epoch_end(number, logs)
 
@@ -65,16 +78,21 @@ def test_training_that_goes_on_from_a_checkpoint(clock, said, epoch, batch):
 
 
 def test_a_line_an_epoch(clock, said):
-    lines = EpochLines(said.append, 3, 1000, clock)
-    train(lines, clock, [[50], [100]], logs={"val_loss": 0.25, "accuracy": 0.98765, "loss": 0.5})
+    lines = EpochLines(said.append, 3, 12.5, clock)
+    train(lines, clock, [[50], [60, 40]], logs={"val_loss": 0.25, "accuracy": 0.98765, "loss": 0.5})
     assert said == [
-        "epoch 1/3  accuracy 0.9877  loss 0.5000  val_loss 0.2500  0.5 s  2,000 examples/s",
-        "epoch 2/3  accuracy 0.9877  loss 0.5000  val_loss 0.2500  1.0 s  1,000 examples/s",
+        "epoch 1/3  accuracy 0.9877  loss 0.5000  val_loss 0.2500  0.5 s  1,250 examples/s",
+        "epoch 2/3  accuracy 0.9877  loss 0.5000  val_loss 0.2500  1.0 s  1,250 examples/s",
     ]
 
 
+def test_the_rest_of_an_epoch_that_was_begun_has_the_rate_of_a_whole_one(clock, said):
+    train(EpochLines(said.append, 2, 100, clock), clock, [[10], [100]], begun=90)
+    assert said == ["epoch 1/2    0.1 s  10,000 examples/s", "epoch 2/2    1.0 s  10,000 examples/s"]
+
+
 def test_an_epoch_that_took_no_time_and_has_no_logs(clock, said):
-    train(EpochLines(said.append, 1, 1000, clock), clock, [[1]], seconds_a_step=0.0)
+    train(EpochLines(said.append, 1, 10, clock), clock, [[1]], seconds_a_step=0.0)
     assert said == ["epoch 1/1    0.0 s  0 examples/s"]
 
 

@@ -2,6 +2,9 @@
 
 import json
 import os
+import subprocess
+import sys
+import textwrap
 import threading
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -83,3 +86,40 @@ def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path):
     report.write(str(pipe), {"steps": 3})
     assert json.loads(read.result(20)) == {"steps": 3}
     assert pipe.is_fifo()
+
+
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "link", "link_of_link"])
+def test_standard_output_is_written_to_though_it_is_a_file(tmp_path, name):
+    """`--report=/dev/stdout > it.txt`: behind what was printed, into the file that the shell has opened."""
+    (tmp_path / "link").symlink_to("/dev/stdout")
+    (tmp_path / "link_of_link").symlink_to("link")
+    program = """
+        import sys
+        from types import SimpleNamespace
+        from trainers.common import output_files, report
+        print("printed before")
+        output_files.check_shared_outputs(SimpleNamespace(report=sys.argv[1], logdir=None))
+        report.write(sys.argv[1], {"steps": 3})
+        print("printed after")
+    """
+    with open(tmp_path / "it.txt", "w") as file:
+        opened = os.fstat(file.fileno()).st_ino
+        command = [sys.executable, "-c", textwrap.dedent(program), os.path.join(tmp_path, name)]
+        env = {**os.environ, "PYTHONPATH": os.getcwd()}
+        subprocess.run(command, stdout=file, env=env, cwd=tmp_path, timeout=120, check=True)
+    path = tmp_path / "it.txt"
+    lines = path.read_text().splitlines()
+    assert (path.stat().st_ino, lines[0], lines[-1]) == (opened, "printed before", "printed after")
+    assert json.loads("\n".join(lines[1:-1])) == {"steps": 3}
+    assert {found.name for found in tmp_path.iterdir()} == {"it.txt", "link", "link_of_link"}
+
+
+def test_only_the_report_goes_to_what_is_no_file(tmp_path):
+    """Others are replaced when they are written: a device would be gone."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "file").write_text("")
+    for path in ("/dev/null", "/dev/stdout", str(tmp_path / "pipe")):
+        with pytest.raises(UsageError, match=rf"--gif={path} is no regular file and would be replaced by one; name"):
+            output_files.check_writable(f"--gif={path}", path)
+        output_files.check_writable(f"--report={path}", path, takes_special=True)
+    output_files.check_writable("--gif=file", str(tmp_path / "file"))

@@ -150,6 +150,7 @@ def test_layout(read, cluster, layout):
         (["--strategy=multiworker", "--workers=3", "--replicas=2"], None, 6, 6),
         (["--replicas=2"], {"worker": ["w:1", "w:2", "w:3"]}, 6, 6),
         ([], {"chief": ["c:1"], "worker": ["w:1", "w:2"]}, 3, None),
+        (["--replicas=2"], {"worker": ["w:1", "w:2"], "evaluator": ["e:1"]}, 4, 4),
     ],
 )
 def test_replicas_in_sync(read, monkeypatch, arguments, cluster, replicas, with_gpus):

@@ -114,6 +114,24 @@ def test_what_it_remembers_can_be_gone_on_with(tf):
     assert after.cycle == Cycle(0, 240)
 
 
+def test_a_cycle_that_was_found_is_remembered():
+    blinker = np.zeros([9, 9], np.uint8)
+    blinker[4, 3:6] = 1
+    engine = Slow(LIFE, "torus", good)
+    found = CycleFinder(engine, blinker)
+    assert len(found.advance(10)) == 2
+    again = CycleFinder(engine, found.state, found.generation)
+    again.restore_memory(found.memory())
+    assert again.cycle == Cycle(0, 2)
+    assert len(again.advance(10)) == 0
+    assert again.generation == 2
+    older = {name: array for name, array in found.memory().items() if name != "cycle"}
+    again = CycleFinder(engine, found.state, found.generation)
+    again.restore_memory(older)
+    again.advance(10)
+    assert again.cycle == Cycle(0, 2)
+
+
 def test_a_board_that_stays():
     still = np.zeros([5, 5], np.uint8)
     finder = CycleFinder(Slow(parse("B3/S23"), "dead", good), still)

@@ -4,6 +4,7 @@ import itertools
 import pathlib
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.trainers.life.random_games import boards, edges, examples, rules
 from tests.trainers.life.reference import generations
+from tf2dist.errors import UsageError
 from trainers.life import classic_patterns, packed_board
 from trainers.life.engines import ENGINES, check, make_engine
 from trainers.life.rule import LIFE, parse
@@ -127,8 +129,15 @@ def test_the_acorn_grows_to_633_cells(tf):
     ],
 )
 def test_refused(arguments, said):
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(UsageError, match=said):
         check(*arguments)
+
+
+@pytest.mark.parametrize("name", ["conv", "numpy_function"])
+def test_a_strategy_of_several_devices_is_refused_where_only_tensorflow_knows_their_number(name):
+    """GPUs: the flags alone do not say how many there are."""
+    with pytest.raises(UsageError, match=f"engine {name} computes on one device; packed computes on several"):
+        make_engine(name, LIFE, 9, 9, "torus", SimpleNamespace(num_replicas_in_sync=2))
 
 
 def test_plans():
@@ -141,7 +150,7 @@ def test_plans():
         assert strips[-1][1] == rows
         assert all(a[1] == b[0] for a, b in itertools.pairwise(strips))
         assert 1 <= found.halo <= min(64, *(last - first for first, last in strips))
-    with pytest.raises(ValueError, match="3 rows is too small for 4 strips"):
+    with pytest.raises(UsageError, match="3 rows is too small for 4 strips"):
         plan(3, 3, 4)
 
 

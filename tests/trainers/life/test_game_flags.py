@@ -32,6 +32,23 @@ def test_what_the_command_says_counts_more():
     assert packed_board.living_cells(game.board(1)).tolist() == [[6, 7], [6, 8]]
 
 
+def test_what_a_board_begins_with(tmp_path):
+    """Other words for other boards; the same for the same one, by whatever name."""
+    (tmp_path / "mine.rle").write_text("x = 3, y = 3\nbo$2bo$3o!")
+    (tmp_path / "other.rle").write_text("x = 3, y = 3\nbo$2bo$b2o!")
+    glider = choose("glider", "30x40", "3,4", None, None).beginning(1)
+    assert glider.startswith("5 living cells at 3,4 (pattern ")
+    assert choose("mine.rle", "30x40", "3,4", None, None).beginning(2) == glider
+    others = [
+        choose("glider", "30x40", "4,3", None, None).beginning(1),
+        choose("other.rle", "30x40", "3,4", None, None).beginning(1),
+        choose("toad", "30x40", "3,4", None, None).beginning(1),
+        *(choose("random", "30x40", None, None, None).beginning(seed) for seed in (1, 2)),
+    ]
+    assert len({glider, *others}) == 6
+    assert others[-1] == "a random board of seed 2"
+
+
 def test_boards_of_patterns_that_say_nothing():
     assert (choose("gosper", None, None, None, None).rows, choose("gosper", None, None, None, None).columns) == (50, 72)
 

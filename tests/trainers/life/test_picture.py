@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -120,6 +121,19 @@ def test_what_ffmpeg_says_when_it_fails(tmp_path, ffmpeg, monkeypatch):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["bin"]
 
 
+def test_a_broken_pipe_of_the_caller_is_the_callers(tmp_path, ffmpeg):
+    """Of standard output, say: it ends the program, and no film is left."""
+
+    def film():
+        with animation.mp4(str(tmp_path / "it.mp4"), picture.Scale(4, 6, 1, 1), BLACK_ON_WHITE, 5.0) as append:
+            append(np.zeros([4, 6], np.uint8))
+            raise BrokenPipeError(32, "Broken pipe")
+
+    with pytest.raises(BrokenPipeError):
+        film()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["bin"]
+
+
 def test_films(tmp_path):
     if not shutil.which("ffmpeg"):
         pytest.skip("ffmpeg is not installed; what it would be given is tested above")
@@ -171,6 +185,12 @@ def test_frames_in_a_terminal_keep_their_time():
     show(board, 2)
     assert slept == [0.0, pytest.approx(0.15)]
     assert "generation 1\n▀▄" in written[0]
+
+
+def test_no_window_without_matplotlib(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(RuntimeError, match=r"no window can be opened \(.*matplotlib"):
+        display.window(picture.scale(3, 3), BLACK_ON_WHITE, 5.0)
 
 
 def test_windows(monkeypatch):

@@ -19,6 +19,20 @@ def test_round_trip(tmp_path):
     assert (again.memory["seen"] == memory["seen"]).all()
 
 
+def test_what_it_began_with_and_its_populations(tmp_path):
+    board = np.ones([3, 1], np.uint64)
+    saved_run.write(str(tmp_path), saved_run.SavedRun(board, 2, "rule", {}, "a glider", np.array([5, 4, 3])))
+    again = saved_run.read(str(tmp_path))
+    assert again.beginning == "a glider"
+    assert again.populations.tolist() == [5, 4, 3]
+
+
+def test_a_run_of_an_older_program(tmp_path):
+    np.savez(tmp_path / "life.npz", board=np.ones([3, 1], np.uint64), generation=7, key="rule")
+    again = saved_run.read(str(tmp_path))
+    assert (again.generation, again.key, again.beginning, again.populations) == (7, "rule", "", None)
+
+
 @pytest.mark.parametrize("content", [b"", b"nonsense", b"PK\x03\x04 cut off"])
 def test_damaged(content, tmp_path):
     (tmp_path / "life.npz").write_bytes(content)

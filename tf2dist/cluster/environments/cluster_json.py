@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from typing import ClassVar, cast
 
 from tf2dist.cluster.spec import Cluster, ClusterError
+from tf2dist.system.environment_variables import JOB_ID
 
 
 class JsonEnvironment:
@@ -23,6 +25,7 @@ class JsonEnvironment:
         text = environ.get(self.variable, "").strip()
         self.notes: list[str] = []
         self._text = "" if text == "{}" else text
+        self._job_id = environ.get(JOB_ID, "")
 
     def detect(self) -> bool:
         """As `Environment.detect`."""
@@ -30,7 +33,8 @@ class JsonEnvironment:
 
     def cluster(self) -> Cluster:
         """As `Environment.cluster`."""
-        return _read(self._text, self.variable, self.job_names, self.notes)
+        cluster = _read(self._text, self.variable, self.job_names, self.notes)
+        return dataclasses.replace(cluster, job_id=self._job_id)
 
 
 def jobs_of(text: str) -> dict[str, object] | None:
@@ -53,6 +57,11 @@ def _read(text: str, variable: str, job_names: Mapping[str, tuple[str, str]], no
     """
     found = _load(text)
     if found is None:
+        if _load(text, "sparseCluster"):
+            raise ClusterError(
+                f'{variable} has a "sparseCluster", which leaves out other workers; it needs a "cluster" (turn off '
+                "enableDynamicWorker in a TFJob)"
+            )
         return _parse(text, variable)  # which raises, and says what is wrong
     cluster: dict[str, object] = {}
     for name, hosts in cast("dict[str, object]", found["cluster"]).items():
@@ -75,8 +84,8 @@ def _read(text: str, variable: str, job_names: Mapping[str, tuple[str, str]], no
     return _parse(json.dumps({**found, "cluster": cluster, "task": task}), variable)
 
 
-def _load(text: str) -> dict[str, object] | None:
-    """Returns the JSON object, whose "cluster" is an object; None if the text is something else."""
+def _load(text: str, name: str = "cluster") -> dict[str, object] | None:
+    """Returns the JSON object, which has an object of this name; None if the text is something else."""
     try:
         found: object = json.loads(text)
     except (ValueError, RecursionError):
@@ -84,7 +93,7 @@ def _load(text: str) -> dict[str, object] | None:
     if not isinstance(found, dict):
         return None
     found = cast("dict[str, object]", found)
-    return found if isinstance(found.get("cluster"), dict) else None
+    return found if isinstance(found.get(name), dict) else None
 
 
 def _parse(text: str, variable: str) -> Cluster:

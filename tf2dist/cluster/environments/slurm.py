@@ -2,7 +2,7 @@
 
 TensorFlow's own SlurmClusterResolver calls `nvidia-smi`, and fails on nodes without GPUs. This one calls nothing: a
 task's number is its place in the job, each node comes with its number of tasks, and ports are counted from one that
-follows from the job's id, so that jobs that share a node use different ones.
+follows from the ids of job and step, so that those that share a node use different ones.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from tf2dist.cluster.spec import JOBS, Cluster, ClusterError, Task
 from tf2dist.system.environment_variables import SLURM_PORT, SLURM_TASKS
 
 _APART = 64  # ports between those of two jobs
+_STEPS_APART = 89  # a step has the ports of the job so many numbers on: none that is likely to run beside it
+_JOB, _STEP = "SLURM_JOB_ID", "SLURM_STEP_ID"
 # So many that two jobs never overlap; below those that Linux gives to outgoing connections (32768).
 _LOWEST, _PORTS = 15000, 234 * _APART
 
@@ -55,7 +57,13 @@ class Slurm:
         for number, (task, host) in enumerate(zip(tasks, hosts, strict=True)):
             if task.job != "evaluator":
                 jobs[task.job] = (*jobs.get(task.job, ()), f"{host}:{first + number}")
-        return Cluster(jobs, tasks[this])
+        node = environ.get("SLURM_NODEID", "")
+        if node.isdecimal() and int(node) < len(nodes) and nodes[int(node)] != hosts[this]:
+            raise ClusterError(
+                f"task {this} is on {nodes[int(node)]}, and tasks are counted node by node, which makes that "
+                f"{hosts[this]}; start them with srun --distribution=block"
+            )
+        return Cluster(jobs, tasks[this], f"{environ.get(_JOB, '')}.{environ.get(_STEP, '')}")
 
 
 def hosts_of(text: str) -> list[str]:
@@ -115,8 +123,8 @@ def _tasks(text: str) -> list[Task]:
 
 
 def _first_port(environ: Mapping[str, str]) -> int:
-    job = environ.get("SLURM_JOB_ID", "0")
-    return _LOWEST + int(job if job.isdecimal() else 0) * _APART % _PORTS
+    job, step = (int(text) if (text := environ.get(name, "")).isdecimal() else 0 for name in (_JOB, _STEP))
+    return _LOWEST + (job + _STEPS_APART * step) * _APART % _PORTS
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -82,7 +83,8 @@ class SlurmBackend:
         if not shutil.which("sbatch"):
             raise UsageError("there is no sbatch on this machine; --dry_run prints the script, for one that has Slurm")
         command = ["sbatch", *(["--wait"] if options.wait else [])]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as sbatch:
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, errors="surrogateescape") as sbatch:
             assert sbatch.stdin is not None
             assert sbatch.stdout is not None
             with contextlib.suppress(BrokenPipeError):  # it did not want it, and says why
@@ -90,24 +92,33 @@ class SlurmBackend:
                 sbatch.stdin.close()
             said = sbatch.stdout.readline()
             print(said, end="", flush=True)
-            job = said.split()[-1] if said.strip() else ""
+            submitted = re.search(r"\bjob (\d+)(?: on cluster (\S+))?", said)
+            job, cluster = submitted.groups() if submitted else ("", None)
+            there = ["-M", cluster] if cluster else []
             try:
                 status = sbatch.wait()
             except KeyboardInterrupt:
-                print(f"launch: job {job} goes on; `scancel {job}` ends it", file=sys.stderr)
+                end = shlex.join(["scancel", *there, job])
+                print(f"launch: job {job} goes on; `{end}` ends it", file=sys.stderr)
                 return 130
-        return _report_end(job, status) if options.wait and job else status
+        return _report_end(job, there, status) if options.wait and job else status
 
 
 BACKEND: Backend = SlurmBackend()
 
 
-def _report_end(job: str, status: int) -> int:
-    """Says how a job of Slurm has failed, if it has; sbatch may end with 0 when a node was lost."""
-    show = ["scontrol", "show", "job", "--oneliner", job]
+def _report_end(job: str, there: Sequence[str], status: int) -> int:
+    """Says how a job of Slurm has failed, if it has; sbatch may end with 0 when a node was lost.
+
+    Args:
+      job: its number.
+      there: the options by which Slurm's commands find it.
+      status: what sbatch has ended with.
+    """
+    show = ["scontrol", *there, "show", "job", "--oneliner", job]
     told = ""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        told = subprocess.run(show, capture_output=True, text=True, check=False, timeout=30).stdout
+        told = subprocess.run(show, capture_output=True, errors="surrogateescape", check=False, timeout=30).stdout
     found = dict(word.split("=", 1) for word in told.split() if "=" in word)
     state, reason = found.get("JobState", "an error"), found.get("Reason", "None")
     # A job completes for as long as a node of it is gone; was that why it ended?
@@ -171,8 +182,11 @@ def script(options: argparse.Namespace, program: Sequence[str]) -> str:
             """trap 'rm -rf "$marks"' EXIT""",
             "# The first task, on this node, makes this file when the job was asked to stop and has saved.",
             f'export {environment_variables.PREEMPTED_FILE}="$marks/preempted"',
-            "# One task that fails ends the others; nobody waits for it.",
-            f"srun --kill-on-bad-exit=1{wait} --distribution=block --label {argv}",
+            "# What srun itself no longer takes from sbatch, since Slurm 22.05.",
+            'if [ -n "$SLURM_CPUS_PER_TASK" ]; then export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK; fi',
+            "# One task that fails ends the others; nobody waits for it. Tasks have these variables even if sbatch had",
+            "# --export=NONE.",
+            f"srun --export=ALL --kill-on-bad-exit=1{wait} --distribution=block --label {argv}",
         ]
     ) + _END.format(requeues=options.max_requeues)
 

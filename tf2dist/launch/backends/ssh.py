@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import ipaddress
 import json
 import os
@@ -13,6 +15,7 @@ import sys
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tf2dist.cluster import rendezvous
@@ -28,7 +31,7 @@ from tf2dist.launch.settings import Settings
 from tf2dist.launch.supervisor import supervise
 from tf2dist.launch.user_program import is_script
 from tf2dist.system import linux
-from tf2dist.system.environment_variables import LAUNCHED_AT, PREEMPTIBLE
+from tf2dist.system.environment_variables import JOB_ID, LAUNCHED_AT, PREEMPTIBLE
 
 # Variables that concern a job are forwarded when they begin so; others are named with --env.
 _FORWARDED = ("TF_", "TF2DIST_", "TFDS_", "KERAS_", "XLA_", "GRPC_", "NCCL_", "CUDA_", "OMP_", "PYTHON")
@@ -94,9 +97,9 @@ class SshBackend:
                 print(f"[{place.task}] {place.host}: {command}")
             return 0
         sharing = _check_hosts(options, ssh, layout, cluster, env, directory, program)
-        variables = gpu_sharing.agreed(sharing)
+        variables, job_id = gpu_sharing.agreed(sharing), uuid.uuid4().hex
         for order, place in zip(orders, layout.placed, strict=True):
-            order["agent"]["env"] |= variables[str(place.task)]
+            order["agent"]["env"] |= {**variables[str(place.task)], JOB_ID: job_id}
         for host, found in sharing.items():
             if found.note:
                 print(f"launch: {host}: {found.note}", file=sys.stderr)
@@ -209,42 +212,41 @@ def _check_hosts(
       UsageError: names every one that could not, and why.
     """
     mark = uuid.uuid4().hex
-    asked: list[tuple[str, str]] = []
+    questions: list[str] = []
     tasks = [(place.task.job, place.task.index, place.host) for place in layout.placed]
     gpus: dict[str, Any] = {"tasks": tasks, "each": options.gpus_per_worker, "memory_mib": options.gpu_memory}
     for host in layout.hosts:
         ports = {str(p.task): cluster.port(p.task) for p in layout.cluster_members if p.host == host}
         question: dict[str, Any] = {"check": mark, "directory": directory, "program": list(program), "ports": ports}
         question |= {"env": {**env}, "gpus": {**gpus, "host": host}}
-        asked.append((host, json.dumps(question) + "\n"))
+        questions.append(json.dumps(question) + "\n")
     # Beyond its own limits, for ssh to connect and for a slow host to start Python.
     connect_timeout: float = options.connect_timeout
     deadline = time.monotonic() + connect_timeout + max(20.0, connect_timeout)
-    running: list[tuple[str, str, subprocess.Popen[str]]] = []
-    problems: dict[str, str] = {}
-    sharing: dict[str, GpuSharing] = {}
-    try:
-        for host, order in asked:
-            pipe = subprocess.PIPE
-            ask = ssh_connection.command(ssh, host, options.python, connect_timeout)
-            asking = subprocess.Popen(
-                ask, stdin=pipe, stdout=pipe, stderr=pipe, text=True, errors="replace", start_new_session=True
-            )
-            running.append((host, order, asking))
-        for host, order, asking in running:
-            found = _answer_of(asking, order, mark, deadline)
-            if isinstance(found, str):
-                problems[host] = found
-            else:
-                sharing[host] = found
-    finally:
-        for _, _, asking in running:
-            if asking.poll() is None:
-                os.killpg(asking.pid, signal.SIGKILL)  # also a command that ssh was told to connect through
-            asking.wait()
+    running: list[subprocess.Popen[str]] = []
+    # A thread for each: a host has its question only when somebody writes it, and some take seconds for the answer.
+    with ThreadPoolExecutor(len(questions)) as threads:
+        try:
+            for host in layout.hosts:
+                pipe = subprocess.PIPE
+                ask = ssh_connection.command(ssh, host, options.python, connect_timeout)
+                asking = subprocess.Popen(
+                    ask, stdin=pipe, stdout=pipe, stderr=pipe, text=True, errors="replace", start_new_session=True
+                )
+                running.append(asking)
+            answer = functools.partial(_answer_of, mark=mark, deadline=deadline)
+            answers = list(threads.map(answer, running, questions))
+        finally:
+            for asking in running:
+                if asking.poll() is None:
+                    with contextlib.suppress(ProcessLookupError):  # a thread has just waited for it
+                        os.killpg(asking.pid, signal.SIGKILL)  # also a command that ssh was told to connect through
+                asking.wait()
+    found = dict(zip(layout.hosts, answers, strict=True))
+    problems = [f"{host}: {answer}" for host, answer in found.items() if isinstance(answer, str)]
     if problems:
-        raise UsageError("; ".join(f"{host}: {why}" for host, why in problems.items()) + "; nothing was started")
-    return sharing
+        raise UsageError("; ".join(problems) + "; nothing was started")
+    return {host: answer for host, answer in found.items() if not isinstance(answer, str)}
 
 
 def _answer_of(asking: subprocess.Popen[str], order: str, mark: str, deadline: float) -> GpuSharing | str:

@@ -8,6 +8,7 @@ everything that it has started.
 from __future__ import annotations
 
 import contextlib
+import importlib.machinery
 import json
 import os
 import select
@@ -28,11 +29,14 @@ from tf2dist.system import linux
 HEARTBEAT_INTERVAL = 2.0  # seconds
 HEARTBEAT_TIMEOUT = 30.0  # seconds without a heartbeat after which the launcher is lost
 _LAST_GRACE = 2.0  # seconds from SIGTERM to SIGKILL once the launcher is lost
+_KILLED = 5.0  # seconds for what was killed to be gone; what waits for a dead file system may never be
 _TICK = 0.1
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 
 def main() -> None:
     """Reads the order and carries it out; exits with the task's status, 128 + n for signal n."""
+    linux.wait_for_children_oneself()
     line = b""
     while not line.endswith(b"\n"):  # unbuffered: what follows is for poll to see
         more = os.read(0, 1)
@@ -116,6 +120,16 @@ def wait_for(port: int) -> None:
                 sys.exit(128 + signal.SIGTERM)
 
 
+def _with_this_library(environ: dict[str, str]) -> dict[str, str]:
+    """The environment of a task that finds this tf2dist where no other is installed, as in a clone on every host.
+
+    Its directory comes after all that the user names in PYTHONPATH.
+    """
+    if importlib.machinery.PathFinder.find_spec("tf2dist", [path for path in sys.path if path != _ROOT]):
+        return environ
+    return environ | {"PYTHONPATH": os.pathsep.join(filter(None, [environ.get("PYTHONPATH"), _ROOT]))}
+
+
 class RemoteAgent:
     """Runs one task, and ends it when the connection to the launcher is lost."""
 
@@ -129,7 +143,7 @@ class RemoteAgent:
         me = os.getpid()
         self._child = subprocess.Popen(
             [sys.executable, *python_arguments(order["program"])],
-            env={**os.environ, **order["env"]},
+            env=_with_this_library({**os.environ, **order["env"]}),
             stdin=subprocess.DEVNULL,
             start_new_session=True,
             preexec_fn=lambda: linux.die_with_parent(me, signal.SIGKILL),
@@ -150,6 +164,8 @@ class RemoteAgent:
                 self._end(_LAST_GRACE)
             if self._deadline and now > self._deadline:
                 linux.kill([self._child.pid, *linux.descendants(os.getpid())], signal.SIGKILL)
+                if now > self._deadline + _KILLED:
+                    return 128 + signal.SIGKILL
         self._end_descendants()
         status = self._child.returncode
         # ssh says 255 when it has lost the connection, so a task cannot.
@@ -183,6 +199,8 @@ class RemoteAgent:
         deadline = time.monotonic() + _LAST_GRACE
         linux.kill(linux.descendants(os.getpid()), signal.SIGTERM)
         while linux.has_children():
+            if time.monotonic() > deadline + _KILLED:
+                break
             if time.monotonic() > deadline:
                 linux.kill(linux.descendants(os.getpid()), signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):

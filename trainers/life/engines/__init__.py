@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tf2dist.errors import UsageError
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -56,7 +58,7 @@ def make_engine(name: str, rule: Rule, rows: int, columns: int, edges: str, stra
       strategy: a `tf.distribute` strategy of replicas that each compute a strip of rows; "packed" only.
 
     Raises:
-      ValueError: no such engine, or a board that it cannot compute.
+      UsageError: no such engine, or a board that it cannot compute.
     """
     check(name, rows, columns, edges)
     if name == "packed":
@@ -64,7 +66,7 @@ def make_engine(name: str, rule: Rule, rows: int, columns: int, edges: str, stra
 
         return Packed(rule, rows, columns, edges, strategy)
     if strategy is not None and strategy.num_replicas_in_sync > 1:
-        raise ValueError(f"engine {name} computes on one device; packed computes on several")
+        raise UsageError(f"engine {name} computes on one device; packed computes on several")
     if name == "conv":
         from trainers.life.engines.conv import Conv
 
@@ -75,14 +77,14 @@ def make_engine(name: str, rule: Rule, rows: int, columns: int, edges: str, stra
 
 
 def check(name: str, rows: int, columns: int, edges: str, replicas: int = 1) -> None:
-    """Raises ValueError for what `make_engine` refuses; needs no TensorFlow."""
+    """Raises UsageError for what `make_engine` refuses; needs no TensorFlow."""
     if name not in ENGINES:
-        raise ValueError(f"unknown engine {name!r}; engines are {', '.join(ENGINES)}")
+        raise UsageError(f"unknown engine {name!r}; engines are {', '.join(ENGINES)}")
     if edges not in ("torus", "dead"):
-        raise ValueError(f"unknown edges {edges!r}; they are torus or dead")
+        raise UsageError(f"unknown edges {edges!r}; they are torus or dead")
     if min(rows, columns) < SMALLEST:
-        raise ValueError(f"a board of {rows}x{columns} is too small; {SMALLEST}x{SMALLEST} is the smallest")
+        raise UsageError(f"a board of {rows}x{columns} is too small; {SMALLEST}x{SMALLEST} is the smallest")
     if replicas > 1 and name != "packed":
-        raise ValueError(f"engine {name} computes on one device, and there are {replicas}; packed computes on several")
+        raise UsageError(f"engine {name} computes on one device, and there are {replicas}; packed computes on several")
     if rows < replicas:
-        raise ValueError(f"a board of {rows} rows is too small for {replicas} strips; each needs a row at least")
+        raise UsageError(f"a board of {rows} rows is too small for {replicas} strips; each needs a row at least")

@@ -1,0 +1,35 @@
+"""Run in every peer of a job: calls with data of unlike lengths, and then alike: python -m tests.programs.unlike_peers.
+
+Prints what each call was refused with.
+"""
+
+import tf2dist
+from tf2dist.cluster import environments
+
+index = environments.from_environment().task.index
+strategy = tf2dist.join("multiworker")
+
+import keras  # noqa: E402
+
+from tests.models import classifier, data  # noqa: E402
+from tf2dist.errors import UsageError  # noqa: E402
+
+x, y = data()
+fewer = len(x) - 40 * index
+with strategy.scope():
+    model = classifier(keras.optimizers.SGD(0.1))
+CALLS = {
+    "fit": lambda: tf2dist.fit(model, x[:fewer], y[:fewer], batch_size=16),
+    "epochs": lambda: tf2dist.fit(model, x, y, batch_size=16, epochs=1 + index),
+    "validation": lambda: tf2dist.fit(model, x, y, batch_size=16, validation_data=(x[:fewer], y[:fewer])),
+    "evaluate": lambda: tf2dist.evaluate(model, x, y, 16, steps=1 + index),
+    "predict": lambda: tf2dist.predict(model, x[:fewer], 16),
+    "functions": lambda: tf2dist.predict(model, x) if index else tf2dist.evaluate(model, x, y),
+}
+for name, call in CALLS.items():
+    try:
+        call()
+    except UsageError as error:
+        print(f"{name}: {error}", flush=True)
+tf2dist.fit(model, x, y, batch_size=16, epochs=2)
+print(f"then: {tf2dist.updates(model)} updates", flush=True)

@@ -1,0 +1,24 @@
+"""Peers whose data or arguments have unlike lengths are told so, and none of them waits for ever."""
+
+import pytest
+
+from tests.jobs import run_program
+
+SAID = [
+    "fit: fit needs the same steps_per_epoch in all peers of a job, found 7 in worker 0, 4 in worker 1; give all of "
+    "them as much data and the same arguments",
+    "epochs: fit needs the same epochs in all peers of a job, found 1 in worker 0, 2 in worker 1; give",
+    "validation: fit needs the same validation_steps in all peers of a job, found 7 in worker 0, 4 in worker 1; give",
+    "evaluate: evaluate needs the same steps in all peers of a job, found 1 in worker 0, 2 in worker 1; give",
+    "predict: predict needs the same steps in all peers of a job, found 7 in worker 0, 4 in worker 1; give",
+    "functions: the peers of a job call fit, evaluate and predict together, found evaluate in worker 0, predict in "
+    "worker 1",
+    "then: 14 updates",
+]
+
+
+@pytest.mark.slow
+def test_every_peer_is_told(tmp_path):
+    printed = run_program(["--workers=2"], "unlike_peers", limit=120)
+    for said in SAID:
+        assert printed.count(said) == 2, printed

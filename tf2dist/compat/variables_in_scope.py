@@ -1,0 +1,91 @@
+"""Variables of a Keras model that was made outside of a strategy's scope, made again inside of it.
+
+A Keras variable makes its `tf.Variable` once, on the strategy whose scope it is made in, and there is no public way to
+give it another (keras-team/keras#20585 shows what one strategy does with variables of another).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf2dist.compat.model import all_metrics, all_optimizers, layers_of, restored_variables, seed_states
+from tf2dist.compat.optimizers import wrapped_optimizers
+
+# By what an optimizer knows its variables: dictionaries and sets of keys.
+_KEYED = (
+    "_trainable_variables_indices",
+    "_var_to_optimizer_idx",
+    "_exclude_from_weight_decay",
+    "_exclude_from_weight_decay_cache",
+)
+
+
+def unmovable(model: keras.Model, *, tables_move: bool) -> str | None:
+    """What the model's layers hold that only TensorFlow knows, as "lookup_table of layer words"; None if nothing.
+
+    Args:
+      tables_move: whether lookup tables can stay where they are.
+    """
+    fixed: tuple[type, ...] = (tf.Variable, tf.random.Generator)
+    if not tables_move:
+        fixed = (*fixed, tf.lookup.StaticHashTable, tf.lookup.experimental.DenseHashTable)
+    for layer in layers_of(model):
+        for name, value in vars(layer).items():
+            values = value.values() if isinstance(value, Mapping) else value
+            held = values if isinstance(values, (Sequence, type({}.values()))) else [value]
+            if any(isinstance(each, fixed) for each in held):
+                return f"{name} of layer {layer.name}"
+    return None
+
+
+def move_variables(model: keras.Model, strategy: tf.distribute.Strategy) -> int:
+    """Makes every variable that is outside of the strategy's scope again inside of it, with its value.
+
+    Those of the model, its random numbers and metrics, and its optimizers. An optimizer's variable for a weight goes
+    where the weight is. Returns how many there were.
+    """
+    optimizers = [o for held in all_optimizers(model) for o in wrapped_optimizers(held)]
+    metrics = [v for metric in all_metrics(model) for v in metric.variables]
+    found = [*restored_variables(model), *seed_states(model), *metrics, *(v for o in optimizers for v in o.variables)]
+    in_scope = strategy.extended.variable_created_in_scope
+    moving = [v for v in {id(v): v for v in found}.values() if v._value is not None and not in_scope(v._value)]
+    keys = [{o._var_key(v): v for v in model.variables} for o in optimizers]
+    owned = {id(v) for o in optimizers for v in o.variables}
+    if not moving and model._distribute_strategy is strategy:
+        return 0
+    with strategy.scope():
+        for variable in sorted(moving, key=lambda v: id(v) in owned):  # weights first
+            weight = _weight_of(variable, model.trainable_variables) if id(variable) in owned else None
+            value = variable._value.numpy()
+            if weight is None:
+                variable._initialize(value)
+            else:
+                with strategy.extended.colocate_vars_with(weight._value):
+                    variable._initialize(value)
+    for optimizer, known in zip(optimizers, keys, strict=True):
+        optimizer._distribution_strategy = strategy
+        for name in _KEYED:
+            if kept := getattr(optimizer, name, None):
+                setattr(optimizer, name, _with_new_keys(kept, {key: optimizer._var_key(v) for key, v in known.items()}))
+    for layer in layers_of(model):
+        if isinstance(layer, keras.Model):
+            layer._distribute_strategy = strategy
+            layer.train_function = layer.test_function = layer.predict_function = None  # traces of the old ones
+    return len(moving)
+
+
+def _weight_of(variable: keras.Variable, weights: Sequence[keras.Variable]) -> keras.Variable | None:
+    """The weight that an optimizer's variable belongs to: Keras names it after the weight's path."""
+    name = variable.path.rpartition("/")[2]
+    named = [w for w in weights if name.startswith(w.path.replace("/", "_") + "_")]
+    return max(named, key=lambda w: len(w.path), default=None)
+
+
+def _with_new_keys(kept: Any, new: Mapping[Any, Any]) -> Any:
+    if isinstance(kept, Mapping):
+        return {new.get(key, key): value for key, value in kept.items()}
+    return {new.get(key, key) for key in kept}
