@@ -44,8 +44,8 @@ def run(
 ) -> int:
     """Runs `program` once for each task of a new cluster on loopback ports; returns the exit status of the job.
 
-    Every process gets its task as TF_CONFIG, and TF2DIST_JOB_ID; TF2DIST_LAUNCHED_AT and TF2DIST_PREEMPTIBLE, too, unless
-    they are set already.
+    Every process gets its task as TF_CONFIG, and TF2DIST_JOB_ID; and TF2DIST_LAUNCHED_AT and TF2DIST_PREEMPTIBLE,
+    unless they are set already.
 
     Args:
       program: module or script, and its arguments.
