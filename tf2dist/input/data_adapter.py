@@ -17,6 +17,10 @@ class BatchMaker(Hashable, Protocol):
         """The global batch of step `number` i64[], from what `remote_arrays` returned as tensors. In a graph."""
         ...
 
+    def slice(self, tensors: Any, number: tf.Tensor, rank: int | tf.Tensor, total: int) -> Any:
+        """As `make`, the `rank` i64[]-th of `total` slices, with its weight f32[] if there are several."""
+        ...
+
 
 class DataAdapter(Protocol):
     """User data as a stream of global batches; a *global batch* holds the examples of one update.

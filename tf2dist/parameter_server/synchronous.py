@@ -23,42 +23,48 @@ from tf2dist.execution.predict_step import PredictStep
 from tf2dist.execution.train_step import TrainStep
 from tf2dist.input.batch_groups import single_batches
 from tf2dist.input.batch_slicing import ReplicaSlices
-from tf2dist.input.data_adapter import DataAdapter, FiniteDataAdapter
+from tf2dist.input.data_adapter import BatchMaker, DataAdapter, FiniteDataAdapter
 from tf2dist.parameter_server.options import ParameterServer
 from tf2dist.parameter_server.sent_batches import SentBatches
 from tf2dist.parameter_server.sharded_pass import ShardedPass
 from tf2dist.parameter_server.synchronous_update import STOP, SynchronousUpdate
 from tf2dist.parameter_server.update_counter import UpdateCounter
 from tf2dist.parameter_server.worker_pool import WorkerPool, repeat_element, this_worker
-from tf2dist.runtime import session
+from tf2dist.runtime import devices, session
 
 _CHECK_SECONDS = 0.5  # between two looks for failed or lost workers
 
 
 class _Stream(NamedTuple):
-    """Iterators on the workers over the slices of batches, and over the worker's own number; and what a batch is.
+    """What the workers make updates on.
 
-    `batches` is `SentBatches` where the coordinator reads them.
+    Attributes:
+      batches: iterators on the workers over slices; or tensors there of which `maker` makes them; or `SentBatches`.
+      worker_numbers: iterators on the workers over the worker's own number.
+      element_spec: what a batch is.
+      start: number of its first step.
     """
 
     batches: Any
+    maker: BatchMaker | None
     worker_numbers: Any
     element_spec: Any
+    start: int
 
 
 class _UpdatesBySpec:
     """What makes updates of a model, for each kind of batch: gradients of different kinds need queues of their own."""
 
-    def __init__(self, make: Callable[[], SynchronousUpdate]):
+    def __init__(self, make: Callable[[BatchMaker | None], SynchronousUpdate]):
         self._make = make
         self._updates: dict[tuple, SynchronousUpdate] = {}
 
-    def update_for(self, element_spec, *, sent: bool) -> SynchronousUpdate:
-        """`sent`: does the coordinator send the batches?"""
+    def update_for(self, element_spec, maker: BatchMaker | None, *, sent: bool) -> SynchronousUpdate:
+        """`sent`: does the coordinator send the batches? `maker`: of batches by their numbers."""
         leaves = tf.nest.flatten(element_spec)
-        key = (sent, str(tf.nest.map_structure(lambda _: None, element_spec)), *leaves)
+        key = (sent, maker, str(tf.nest.map_structure(lambda _: None, element_spec)), *leaves)
         if key not in self._updates:
-            self._updates[key] = self._make()
+            self._updates[key] = self._make(maker)
         return self._updates[key]
 
     def forget(self, update: SynchronousUpdate) -> None:
@@ -102,11 +108,12 @@ class SynchronousDispatcher:
     def compile(self, step: TrainStep) -> _UpdatesBySpec:
         """See `Dispatcher`."""
         assert isinstance(step, CompiledStep)  # model_validation refuses models with steps of their own
-        return _UpdatesBySpec(lambda: SynchronousUpdate(self._pool, step, self._updates, self._needed))
+        return _UpdatesBySpec(lambda maker: SynchronousUpdate(self._pool, step, self._updates, self._needed, maker))
 
     def open_stream(self, data: DataAdapter, start: int) -> _Stream:
-        """See `Dispatcher`. Worker w of n reads every n-th of the slices of which updates are made.
+        """See `Dispatcher`. A worker makes slices of arrays by the numbers of their updates.
 
+        Of a Dataset, and with backup workers, worker w of n reads every n-th of the slices of which updates are made.
         Or the coordinator reads batches, and workers take their slices as they come to need them.
 
         Raises:
@@ -126,12 +133,15 @@ class SynchronousDispatcher:
             return data.training_slices(tensors, self._needed, start, this_worker(), self._pool.count)
 
         numbers = self._pool.open_iterators(lambda _: repeat_element(this_worker()), on_host=True)
+        maker = None if self._backups or devices.on_accelerators(self._pool.strategy) else data.by_number()
         if data.needs_this_process:
             batches = SentBatches(data.training_batches(data.local_tensors(), ReplicaSlices(), start), 0)
             self._sent_batches = 0
+        elif maker is not None:
+            batches = self._pool.send(data.remote_arrays())
         else:
             batches = self._pool.open_iterators(dataset, data.remote_arrays())
-        return _Stream(batches, numbers, data.element_spec())
+        return _Stream(batches, maker, numbers, data.element_spec(), start)
 
     has_gaps = False
     unused_batches = 0
@@ -139,20 +149,22 @@ class SynchronousDispatcher:
     def schedule(self, execution: _UpdatesBySpec, stream: _Stream, steps: int, seconds: float = math.inf) -> int:
         """Makes up to `steps` updates while the workers work, however long they take."""
         sent = isinstance(stream.batches, SentBatches)
-        began, update = time.perf_counter(), execution.update_for(stream.element_spec, sent=sent)
+        began, update = time.perf_counter(), execution.update_for(stream.element_spec, stream.maker, sent=sent)
         if sent:
             due = self._sent_batches
             steps, together, ends = stream.batches.take(range(due, due + steps))
             stream.batches.forget(range(due, due + steps))
             self._sent_batches += steps
             update.send_slices(single_batches(together, ends, stream.element_spec))
+        self._first = update.number if self._first is None else self._first
         if self._running is None:
             self._round += 1
+            last = tf.constant(STOP + self._round, tf.int64)
+            offset = tf.constant(stream.start - self._first, tf.int64)
+            source = None if sent else stream.batches
             for _ in range(self._pool.count):
-                last = tf.constant(STOP + self._round, tf.int64)
-                self._pool.schedule(update.work, (None if sent else stream.batches, stream.worker_numbers, last))
+                self._pool.schedule(update.work, (source, stream.worker_numbers, last, offset))
             self._running = update
-        self._first = update.number if self._first is None else self._first
         try:
             with _WorkerWatch(self._pool, update, self._needed, update.number + steps):
                 *sums, dropped = update.make_updates(tf.constant(steps), tf.constant(self._first, tf.int64))
@@ -173,9 +185,7 @@ class SynchronousDispatcher:
     def cancel(self) -> None:
         """Ends the workers' executions; a worker that does not answer ends its execution when it does."""
         if self._running is not None:
-            # One worker may be left with the executions of all: enough tokens to end each of them.
-            counts = [self._pool.count] * self._pool.count
-            self._running.hand_out_tokens(counts, STOP + self._round)
+            self._running.end_work(self._round)
         self._running = self._result = None
 
     def evaluate(
@@ -191,14 +201,22 @@ class SynchronousDispatcher:
         return self._passes.predict(step, data)
 
 
-def gradient_quotas(workers: int, needed: int) -> list[int]:
-    """How many gradients of an update each worker computes: one, or more where fewer than `needed` workers are left."""
-    lost = {t.index for t in session.current().lost_tasks() if t.job == "worker"}
+def lost_workers() -> set[int]:
+    """The numbers of the workers that are lost."""
+    return {t.index for t in session.current().lost_tasks() if t.job == "worker"}
+
+
+def owners_of_parts(workers: int, needed: int, lost: set[int]) -> list[int]:
+    """Which worker computes each part of an update: its own, and where fewer than `needed` are left those of lost ones.
+
+    -1 for a part that no one computes.
+    """
     present = [w for w in range(workers) if w not in lost]
-    quotas = [int(w in present) for w in range(workers)]
-    for number in range(needed - len(present) if present else 0):
-        quotas[present[number % len(present)]] += 1
-    return quotas
+    owners = [w if w in present else -1 for w in range(workers)]
+    missing = [w for w in range(workers) if w in lost][: max(0, needed - len(present))]
+    for number, part in enumerate(missing if present else ()):
+        owners[part] = present[number % len(present)]
+    return owners
 
 
 class _WorkerWatch:
@@ -206,8 +224,8 @@ class _WorkerWatch:
 
     def __init__(self, pool: WorkerPool, update: SynchronousUpdate, needed: int, end: int):
         self._pool, self._update, self._needed, self._end = pool, update, needed, end
-        self._quotas = gradient_quotas(pool.count, needed)
-        update.set_quotas(self._quotas)
+        self._owners = owners_of_parts(pool.count, needed, lost_workers())
+        update.set_owners(self._owners)
         self._error: Exception | None = None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -230,9 +248,10 @@ class _WorkerWatch:
                 self._error = failure
                 self._update.close()
                 return
-            quotas = gradient_quotas(self._pool.count, self._needed)
-            if quotas != self._quotas:
-                more = [max(0, new - old) for new, old in zip(quotas, self._quotas, strict=True)]
-                self._quotas = quotas
-                self._update.set_quotas(quotas)
-                self._update.hand_out_more(more, self._end)
+            lost = lost_workers()
+            owners = owners_of_parts(self._pool.count, self._needed, lost)
+            if owners != self._owners:
+                before, self._owners = self._owners, owners
+                self._update.set_owners(owners)
+                again = [part for part, owner in enumerate(before) if owner in lost or owner < 0]
+                self._update.hand_out_again([part for part in again if owners[part] >= 0], owners, self._end)

@@ -1,11 +1,13 @@
 """One synchronous update: what workers and coordinator do with queues on the first server.
 
-Each worker waits at its own queue of *tokens*: a token is the number of an update that it may compute a gradient
-for. It puts the gradient, with that number, into the queue of *gradients*. The coordinator takes gradients from there:
-those for an update that was already made are late and dropped; as many as an update needs are summed and applied; then
-it hands out the tokens of the next update.
+Each worker waits at its own queue of *tokens*: a token says for which update, and for which part of it, it may compute
+a gradient. It puts the gradient, with the token, into the queue of *gradients*. The coordinator takes gradients from
+there: those for an update that was already made are late and dropped, and so is a second one for the same part; as many
+as an update needs are summed and applied; then it hands out the tokens of the next update. There are as many parts as
+workers, and each worker has one; those of lost workers go to others.
 
-Of data that only the coordinator can read it puts *slices* into a queue there, one for each token.
+Without backup workers the parts are the slices of the update's batch. Of arrays a worker makes the slice that its token
+names. Of data that only the coordinator can read it puts the slices into queues there, one for each part.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from tf2dist.compat.model import layers_of
 from tf2dist.compat.stateless_scope import OverlayScope
 from tf2dist.execution.compiled_step import CompiledStep
 from tf2dist.execution.slice_loss import Fraction
+from tf2dist.input.data_adapter import BatchMaker
 from tf2dist.input.dataset_adapter import slice_of
 from tf2dist.layers.sharded_embedding import ShardedEmbedding
 from tf2dist.parameter_server import wide_sums
@@ -42,18 +45,21 @@ class SynchronousUpdate:
       pool, step: who computes what.
       counter: counts the updates.
       needed: gradients that make up an update.
+      maker: makes slices of batches by their numbers, without backup workers; None where they are read in order.
     """
 
-    def __init__(self, pool: WorkerPool, step: CompiledStep, counter: UpdateCounter, needed: int):
-        self._strategy, self._step, self._needed = pool.strategy, step, needed
+    def __init__(
+        self, pool: WorkerPool, step: CompiledStep, counter: UpdateCounter, needed: int, maker: BatchMaker | None
+    ):
+        self._strategy, self._step, self._needed, self._maker = pool.strategy, step, needed, maker
         self._model, self._workers = step.model, pool.count
         self._counter = counter
         # Each worker sends every row of these once; a row that several of them use is to be applied once too.
         sharded = [layer for layer in layers_of(step.model) if isinstance(layer, ShardedEmbedding)]
         self._distinct = {id(shard) for layer in sharded for shard in layer.embeddings}
         with self._strategy.scope():
-            # Changed while updates are under way, when a worker is lost.
-            self._quotas = tf.Variable(tf.ones([self._workers], tf.int32), trainable=False, name="quotas")
+            # By part. Changed while updates are under way, when a worker is lost.
+            self._owners = tf.Variable(tf.range(self._workers), trainable=False, name="owners")
             # Of the next update. It never goes back, as the count of updates does when `fit` is called again: what
             # is late from an earlier call is older than all that is asked for now.
             self._number = tf.Variable(tf.zeros([], tf.int64), trainable=False, name="synchronous_updates")
@@ -65,7 +71,7 @@ class SynchronousUpdate:
         self._written: list[keras.Variable] = []  # by layers
         self._dtypes: list[tf.DType] = []
         self._slice_spec: Any = None  # of data that the coordinator reads: its slices, with their weights
-        self._last_slice: list[tf.Tensor] = []
+        self._slices: dict[int, list[list[tf.Tensor]]] = {}  # by number of the update; of those asked for last
 
     @property
     def number(self) -> int:
@@ -74,9 +80,9 @@ class SynchronousUpdate:
         # `tf2dist.compat.fetched_results`).
         return int(self._number.value().numpy())
 
-    def set_quotas(self, quotas: Sequence[int]) -> None:
-        """Sets how many gradients of an update each worker computes."""
-        self._quotas.assign(quotas)
+    def set_owners(self, owners: Sequence[int]) -> None:
+        """Sets which worker computes each part of an update; -1 for none."""
+        self._owners.assign(owners)
 
     def _queue(self, name: str, dtypes):
         # Made wherever it is used: an existing queue with this name is the same one.
@@ -86,62 +92,82 @@ class SynchronousUpdate:
     def _token_queue(self, worker: int):
         return self._queue(f"tokens-{worker}", [tf.int64])
 
-    def hand_out_tokens(self, counts, update) -> None:
-        """Gives each worker `counts[worker]` tokens for an update."""
+    def _hand_out_tokens(self, owners, update) -> None:
+        """Gives the owner of each part its token for an update."""
         with tf.device(self._device):
+            all_tokens = tf.cast(update, tf.int64) * self._workers + tf.range(self._workers, dtype=tf.int64)
             for worker in range(self._workers):
-                tokens = tf.fill([counts[worker]], tf.cast(update, tf.int64))
+                tokens = tf.boolean_mask(all_tokens, tf.equal(owners, worker))
                 tf.raw_ops.QueueEnqueueManyV2(handle=self._token_queue(worker), components=[tokens])
 
-    def hand_out_more(self, counts: Sequence[int], end: int) -> None:
-        """Gives workers additional tokens for the update that is under way, if that is one before number `end`.
+    def hand_out_again(self, parts: Sequence[int], owners: Sequence[int], end: int) -> None:
+        """Gives parts of the update that is under way to other workers, if that update is one before number `end`.
 
-        The one after those that were asked for is made of other slices, and has tokens of its own.
+        Args:
+          parts: those whose worker is lost.
+          owners: who is to compute each part from now on.
         """
-        if (number := self.number) >= end:
+        if not parts or (number := self.number) >= end:
             return
-        if self._last_slice:
-            self._put_slices([self._last_slice] * sum(counts))  # in place of those that others have taken with them
-        self.hand_out_tokens(counts, number)
+        for part in parts:
+            if number in self._slices:  # in place of the one that the lost worker may have taken
+                self._put_slice(part, number, self._slices[number][part])
+        self._hand_out_tokens([owners[p] if p in parts else -1 for p in range(self._workers)], number)
+
+    def end_work(self, number: int) -> None:
+        """Ends the workers' executions of rounds up to `number`."""
+        with tf.device(self._device):
+            # One worker may be left with the executions of all: enough tokens to end each of them.
+            tokens = tf.fill([self._workers], tf.constant(STOP + number, tf.int64))
+            for worker in range(self._workers):
+                tf.raw_ops.QueueEnqueueManyV2(handle=self._token_queue(worker), components=[tokens])
 
     def send_slices(self, batches: tf.data.Dataset) -> None:
-        """Puts what the next updates are made of into the queue of slices, as many as there will be tokens.
+        """Puts what the next updates are made of into the queues of slices.
 
         Args:
           batches: of each update the batch.
         """
         self._slice_spec = batches.element_spec, tf.TensorSpec([])
-        slices = []
-        for batch in batches:
+        self._slices = {}
+        for number, batch in enumerate(batches, self.number):
             cut = [slice_of(batch, rank, self._needed) for rank in range(self._needed)]
-            slices += [tf.nest.flatten(one, expand_composites=True) for one in cut]
-        self._discard_slices()
-        self._last_slice = slices[-1]
-        self._put_slices(slices)
+            self._slices[number] = [tf.nest.flatten(one, expand_composites=True) for one in cut]
+            for part, components in enumerate(self._slices[number]):
+                self._put_slice(part, number, components)
 
-    def _slice_queue(self):
-        return self._queue("slices", [s.dtype for s in tf.nest.flatten(self._slice_spec, expand_composites=True)])
+    def _slice_dtypes(self) -> list[tf.DType]:
+        """Of a slice in its queue, the number of its update first."""
+        return [tf.int64, *(s.dtype for s in tf.nest.flatten(self._slice_spec, expand_composites=True))]
 
-    def _put_slices(self, slices: Sequence[Sequence[tf.Tensor]]) -> None:
+    def _slice_queue(self, part: int):
+        return self._queue(f"slices-{part}", self._slice_dtypes())
+
+    def _put_slice(self, part: int, number: int, components: Sequence[tf.Tensor]) -> None:
         with tf.device(self._device):
-            queue = self._slice_queue()
-            for components in slices:
-                tf.raw_ops.QueueEnqueueV2(handle=queue, components=components)
+            put = [tf.constant(number, tf.int64), *components]
+            tf.raw_ops.QueueEnqueueV2(handle=self._slice_queue(part), components=put)
 
-    def _discard_slices(self) -> None:
-        """Empties the queue of slices, in which those are left that were for workers which had none to compute."""
-        with tf.device(self._device):
-            queue = self._slice_queue()
-            dtypes = [s.dtype for s in tf.nest.flatten(self._slice_spec, expand_composites=True)]
-            for _ in range(int(tf.raw_ops.QueueSizeV2(handle=queue))):
-                tf.raw_ops.QueueDequeueV2(handle=queue, component_types=dtypes)
+    def _take_slice(self, number, part):
+        """A slice that the coordinator has sent, and its weight; in a graph on a worker.
 
-    def _take_slice(self):
-        """The next slice that the coordinator has sent, and its weight; in a graph on a worker."""
+        Those of earlier updates are thrown away: they were sent once more when a worker was lost.
+        """
         specs = tf.nest.flatten(self._slice_spec, expand_composites=True)
-        taken = tf.raw_ops.QueueDequeueV2(handle=self._slice_queue(), component_types=[s.dtype for s in specs])
-        shaped = [tf.ensure_shape(t, s.shape) for t, s in zip(taken, specs, strict=True)]
-        return tf.nest.pack_sequence_as(self._slice_spec, shaped, expand_composites=True)
+        queues = [self._slice_queue(p) for p in range(self._needed)]
+
+        def take(queue):
+            return lambda: tf.raw_ops.QueueDequeueV2(handle=queue, component_types=self._slice_dtypes())
+
+        def dequeue():
+            of, *components = tf.switch_case(tf.cast(part, tf.int32), [take(q) for q in queues])
+            shaped = [tf.ensure_shape(t, s.shape) for t, s in zip(components, specs, strict=True)]
+            return [tf.ensure_shape(of, []), *shaped]
+
+        of, *taken = dequeue()
+        while of < number:
+            of, *taken = dequeue()
+        return tf.nest.pack_sequence_as(self._slice_spec, taken, expand_composites=True)
 
     def close(self) -> None:
         """Makes the coordinator's wait for gradients fail."""
@@ -150,11 +176,13 @@ class SynchronousUpdate:
             tf.raw_ops.QueueCloseV2(handle=queue, cancel_pending_enqueues=True)
 
     @tf.function
-    def work(self, iterator, worker_numbers, last):
+    def work(self, source, worker_numbers, last, offset):
         """A worker's side: computes a gradient for each token until `last` i64[] or a later token comes.
 
         Args:
-          iterator: over slices; None for those that the coordinator sends.
+          source: an iterator over slices; tensors of which `maker` makes them; None for those that the coordinator
+            sends.
+          offset: i64[], number of a step of the data minus that of its update.
 
         Returns:
           i32[]: how many gradients it has sent.
@@ -162,7 +190,16 @@ class SynchronousUpdate:
         worker, sent = next(worker_numbers), tf.constant(0)
         token = self._next_token(worker, last)
         while token < STOP:
-            self._send_gradient(self._take_slice() if iterator is None else next(iterator), token)
+            number, part = token // self._workers, token % self._workers
+            if source is None:
+                element = self._take_slice(number, part)
+            elif self._maker is None:
+                element = next(source)
+            elif self._needed == 1:
+                element = self._maker.make(source, offset + number), tf.constant(1.0)
+            else:
+                element = self._maker.slice(source, offset + number, part, self._needed)
+            self._send_gradient(element, token)
             sent += 1
             token = self._next_token(worker, last)
         return sent
@@ -171,7 +208,7 @@ class SynchronousUpdate:
         """Waits for a token that is not out of date, i64[]."""
         queues = [self._token_queue(w) for w in range(self._workers)]
         token = self._dequeue_token(queues, worker)
-        while token < self._number or (token >= STOP and token < last):
+        while token // self._workers < self._number or (token >= STOP and token < last):
             token = self._dequeue_token(queues, worker)
         return token
 
@@ -212,10 +249,10 @@ class SynchronousUpdate:
         sums, dropped, update = wide_sums.zeros(self._step), tf.constant(0), tf.identity(self._number)
         queue = self._queue("gradients", self._dtypes)
         for _ in tf.range(n):
-            self.hand_out_tokens(tf.unstack(self._quotas), update)
-            taken = []
+            self._hand_out_tokens(self._owners.value(), update)
+            taken, seen = [], tf.zeros([self._workers], tf.bool)
             for _ in range(self._needed):
-                contribution, late = self._take_contribution(queue, update, first)
+                contribution, seen, late = self._take_contribution(queue, update, first, seen)
                 taken.append(contribution)
                 dropped += late
             more = self._apply(taken)
@@ -226,14 +263,20 @@ class SynchronousUpdate:
             sums = wide_sums.add(sums, more)
         return [*sums, dropped]
 
-    def _take_contribution(self, queue, update, first):
-        """The next contribution to this update, and how many late ones of this training came before it."""
+    def _take_contribution(self, queue, update, first, seen):
+        """The next contribution to this update, of a part that is not among `seen` bool[parts].
+
+        Returns:
+          It; `seen` with its part; and how many late ones of this training came before it.
+        """
         late = tf.constant(0)
         tensors = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=self._dtypes)
-        while tensors[0] < update:
-            late += tf.cast(tf.ensure_shape(tensors[0], []) >= first, tf.int32)
+        token = tf.ensure_shape(tensors[0], [])
+        while token // self._workers < update or tf.gather(seen, token % self._workers):
+            late += tf.cast(first <= token // self._workers and token // self._workers < update, tf.int32)
             tensors = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=self._dtypes)
-        return tensors, late
+            token = tf.ensure_shape(tensors[0], [])
+        return tensors, seen | (tf.range(self._workers, dtype=tf.int64) == token % self._workers), late
 
     @tf.function
     def _apply(self, contributions) -> list[tf.Tensor]:
