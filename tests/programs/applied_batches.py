@@ -223,7 +223,7 @@ def run(mode, options=None, epochs=1, stops=False, limit=steps_per_execution._LI
         model = build(**made)
     together = options.update == "sync"
     noted, directory = Kills(bool(made.get("momentum")), epochs, stops, together), out / mode.replace(" ", "-")
-    size = 2 if options == SYNC else 1  # an update's slices come from different batches when a worker was lost
+    size = 2 if options == SYNC else 1  # a row for each worker
     rows = np.arange(size * BATCHES) % BATCHES
     history = tf2dist.fit(
         model, (rows, np.zeros(len(rows), np.float32)), batch_size=size, shuffle=False, verbose=0,
