@@ -26,6 +26,7 @@ import numpy as np  # noqa: E402
 from tf2dist.compat import scheduled_functions  # noqa: E402
 from tf2dist.execution import steps_per_execution  # noqa: E402
 from tf2dist.parameter_server.asynchronous import AsynchronousDispatcher  # noqa: E402
+from tf2dist.runtime import session  # noqa: E402
 from tf2dist.system import linux  # noqa: E402
 from tf2dist.training import checkpoint_files  # noqa: E402
 
@@ -143,7 +144,7 @@ class Kills(keras.callbacks.Callback):
         self._stops, self._together = stops, together
         self._epochs = epochs  # at least
         self._thread = threading.Thread(target=self._kill, daemon=True)
-        self._counting = momentum
+        self._counting, self._after = momentum, 0
         self.killed, self.notes = 0, []
 
     def on_train_begin(self, logs=None):
@@ -151,7 +152,11 @@ class Kills(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         self.notes.append(self.now(PER_EPOCH * (epoch + 1)))
-        self.model.stop_training = epoch + 1 >= self._epochs and not self._thread.is_alive()
+        over = not self._thread.is_alive()
+        if self._together:  # some epochs more with the worker that has come back
+            self._after = self._after + 1 if over and not session.current().lost_tasks() else 0
+            over = self._after > 3
+        self.model.stop_training = epoch + 1 >= self._epochs and over
 
     def now(self, steps):
         """Steps that were made, updates that are counted, and what is in the variables."""
