@@ -76,6 +76,13 @@ _PEAKS = {
     "V100": _Peak(15.7, None, None, 900, 64), "T4": _Peak(8.1, None, None, 320, 64),
     "RTX 4090": _Peak(82.6, 82.6, 165.2, 1008), "RTX 3090": _Peak(35.6, 35.6, 71.0, 936),
 }  # fmt: skip
+# Programs that end with status 0 if the package finds a GPU.
+_FINDS_GPU = {
+    "tensorflow": "import tensorflow as tf; sys.exit(not tf.config.list_physical_devices('GPU'))",
+    "jax": "import jax; sys.exit(jax.default_backend() != 'gpu')",
+    "torch": "import torch; sys.exit(not torch.cuda.is_available())",
+    "cupy": "import cupy; sys.exit(not cupy.cuda.runtime.getDeviceCount())",
+}
 _GATES = ("BitwiseAnd", "BitwiseOr", "BitwiseXor", "Invert", "LeftShift", "RightShift")
 _WORD_BYTES = 8  # of 64 cells of the packed board
 
@@ -113,9 +120,14 @@ def run(rounds: int) -> dict:
         os.environ[gpus.VISIBLE] = gpus.NONE
     # Each contestant has a process, and all of them share the card.
     os.environ |= {"TF_FORCE_GPU_ALLOW_GROWTH": "true", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    missing = [name for name in ("jax", "torch", "cupy") if not importlib.util.find_spec(name)]
-    if missing:
-        print(f"{', '.join(missing)}: not installed, and left out")
+    os.environ.setdefault(gpus.ORDER, gpus.AS_NVIDIA_SMI)  # whose first card is the one that is named
+    if not _TINY and not _finds_gpu("tensorflow"):
+        raise UsageError("nvidia-smi shows a GPU, and TensorFlow finds none: python -m tf2dist.doctor says why")
+    for name in ("jax", "torch", "cupy"):
+        if not importlib.util.find_spec(name):
+            print(f"{name}: not installed, and left out")
+        elif not _can_compete(name):
+            print(f"{name}: finds no GPU, and is left out")
     report: dict = {"machine": _machine(), "fit": {}}
     for name, case in _CASES.items():
         report["fit"][name] = {}
@@ -149,6 +161,20 @@ def run(rounds: int) -> dict:
     return report
 
 
+@functools.cache
+def _can_compete(package: str) -> bool:
+    """Is a package installed, and does it find the GPU?"""
+    return importlib.util.find_spec(package) is not None and (_TINY or _finds_gpu(package))
+
+
+def _finds_gpu(package: str) -> bool:
+    """Does a package find a GPU? It is asked in a process of its own, which leaves this one without CUDA."""
+    asked = subprocess.run(
+        [sys.executable, "-c", f"import sys\n{_FINDS_GPU[package]}"], check=False, capture_output=True
+    )
+    return asked.returncode == 0
+
+
 def row(report: dict) -> str:
     """Returns the row of docs/gpu.md's table for a report of `run`."""
     machine, fits = report["machine"], report["fit"]
@@ -168,9 +194,10 @@ def row(report: dict) -> str:
 
 
 def _machine() -> dict:
-    driver = gpu_libraries.ask_driver()
+    driver, names = gpu_libraries.ask_driver(), gpus.visible()
+    used = [gpu.name for gpu in driver.gpus if names and (gpu.index == names[0] or gpu.uuid.startswith(names[0]))]
     return {
-        "gpu": driver.gpus[0].name if driver.gpus else "no GPU",
+        "gpu": used[0] if used else names[0] if names else "no GPU",  # a part of a card has a UUID of its own
         "gpus": len(driver.gpus),
         "driver": driver.version or "none",
         "tensorflow": importlib.metadata.version("tensorflow"),
@@ -224,7 +251,7 @@ def _fits(name: str, case: _Case, compiled: bool) -> dict:
         contestants[f"tf2dist.fit, {fixed} steps"] = functools.partial(fit, fixed, "tf2dist")
         contestants[f"keras fit on tensorflow, {fixed} steps"] = functools.partial(fit, fixed, "tensorflow")
     backend = "jax" if compiled else "torch"  # JAX without XLA computes one operation at a time; torch has another
-    if importlib.util.find_spec(backend):
+    if _can_compete(backend):
         contestants[f"keras fit on {backend}, 1 step"] = functools.partial(fit, 1, backend)
     return contestants
 
@@ -381,7 +408,7 @@ def _input(part: str):
 
 def _against_cupy(rounds: int, title: str, unit: str, name: str, ours, theirs) -> dict:
     contestants = {name: ours}
-    if theirs and importlib.util.find_spec("cupy"):
+    if theirs and _can_compete("cupy"):
         contestants["CuPy"] = theirs
     figures = in_turn(contestants, rounds)
     return {"figures": figures, "ours_over": table(title, unit, figures, name)}

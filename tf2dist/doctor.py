@@ -34,7 +34,6 @@ _ROLES = {
 }
 
 
-_OLDEST_DRIVER = {12: "525.60.13", 13: "580.65.06"}  # by CUDA's major version; within one, drivers fit all (Linux)
 _BUILD_INFO = {"cuda": "cuda_version", "cudnn": "cudnn_version", "capabilities": "cuda_compute_capabilities"}
 _INSTALL = "`pip install 'tensorflow[and-cuda]'` brings those that it was built with"
 
@@ -237,13 +236,8 @@ def _why_unused(
         problems.append(f"{error}: `unset {gpus.VISIBLE}`")
     if not wanted:
         return [*problems, "this TensorFlow is built without CUDA: `pip install 'tensorflow[and-cuda]'`"]
-    major = gpu_libraries.version_numbers(wanted["cuda"])[0]
-    oldest = _OLDEST_DRIVER.get(major, "")
-    if gpu_libraries.version_numbers(driver.version) < gpu_libraries.version_numbers(oldest):
-        problems.append(
-            f"the driver is {driver.version}, and CUDA {wanted['cuda']} needs {oldest} or later: update it as your "
-            "system does, for example by `sudo ubuntu-drivers install`"
-        )
+    if too_old := gpu_libraries.driver_too_old(driver.version, wanted["cuda"]):
+        problems.append(f"{too_old}: update it as your system does, for example by `sudo ubuntu-drivers install`")
     libraries = ("cuda", "CUDA's runtime"), ("cudnn", "cuDNN")
     # An older minor version of cuDNN hides no GPU: it is refused when it is first used.
     problems += filter(None, (_misfit(name, label, wanted, found, loaded=True) for name, label in libraries))

@@ -242,6 +242,7 @@ def test_a_missing_leader(cluster):
     assert str(caught.value) == f"ps 0 waited 0.3 s for chief 0 at {cluster.address(CHIEF)}, which did not come"
 
 
+@pytest.mark.slow
 def test_a_leader_that_came_and_waits_for_others(cluster):
     waits = background(wait_for_followers, cluster, [PS, WORKER0], 8.0)
     with pytest.raises(RendezvousError) as caught:
@@ -348,6 +349,7 @@ def test_somebody_who_says_too_much(cluster):
         agreed(cluster, wait_for_followers(cluster, [PS], DEADLINE), following)
 
 
+@pytest.mark.slow
 def test_many_who_look_whether_a_port_is_open(cluster):
     following = {PS: follow(cluster, PS)}
     for _ in range(200):

@@ -226,7 +226,7 @@ def test_what_this_tensorflow_was_built_for(tf):
     build, wanted = tf.sysconfig.get_build_info(), doctor._wanted_libraries()
     assert bool(wanted) == build["is_cuda_build"]
     if wanted:
-        assert gpu_libraries.version_numbers(wanted["cuda"])[0] in doctor._OLDEST_DRIVER
+        assert gpu_libraries.driver_too_old("1.0", wanted["cuda"])
         assert {name: gpu_libraries.version_numbers(wanted[name])[0] for name in ("cudnn", "nccl")} == {
             "cudnn": gpu_libraries.version_numbers(build["cudnn_version"])[0], "nccl": 2,
         }  # fmt: skip

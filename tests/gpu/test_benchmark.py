@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from tests.gpu.conftest import ON_GPU
+from tests.gpu_fakes import fake_nvidia_smi
 from tests.house.source import ROOT
 
 
@@ -23,6 +25,27 @@ def test_without_a_gpu_there_is_one_line():
     assert run(limit=60, CUDA_VISIBLE_DEVICES="-1") == (
         2, "", "benchmarks: there is no GPU here; TF2DIST_TESTS_GPU=cpu tries the programs on the CPU\n",
     )  # fmt: skip
+
+
+@pytest.mark.skipif(ON_GPU, reason="TensorFlow finds the GPU of this machine")
+def test_nothing_is_measured_where_tensorflow_finds_no_gpu(tmp_path, monkeypatch):
+    fake_nvidia_smi(tmp_path, monkeypatch, 1)
+    assert run(limit=120) == (
+        2, "", "benchmarks: nvidia-smi shows a GPU, and TensorFlow finds none: python -m tf2dist.doctor says why\n",
+    )  # fmt: skip
+
+
+def test_the_card_that_is_visible_is_named(tmp_path, monkeypatch):
+    from benchmarks import gpu
+
+    fake_nvidia_smi(tmp_path, monkeypatch, 2)
+    path = tmp_path / "nvidia-smi"
+    path.write_text(path.read_text().replace("550.54.14, NVIDIA Fake", "550.54.14, NVIDIA First", 1))
+    named = []
+    for visible in ("0", "1", "GPU-111", "GPU-000"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        named.append(gpu._machine()["gpu"])
+    assert named == ["NVIDIA First", "NVIDIA Fake", "NVIDIA Fake", "NVIDIA First"]
 
 
 @pytest.mark.slow

@@ -158,6 +158,7 @@ def test_a_length_that_changes(tf):
         tf2dist.fit(made(), Shrinks(), epochs=3)
 
 
+@pytest.mark.slow
 def test_skipping_has_the_time_of_a_batch_for_each(tf, monkeypatch):
     """Where training goes on at batch 10, batches before it are read again: each may take as long as any other."""
     monkeypatch.setenv("TF2DIST_BATCH_TIMEOUT", "2")

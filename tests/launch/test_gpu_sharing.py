@@ -63,7 +63,7 @@ def test_what_the_user_is_told(tmp_path, monkeypatch, run):
     fake_nvidia_smi(tmp_path, monkeypatch, 3)
     assert (
         run("pass", "--workers=2")[2]
-        == "launch: 2 workers use 2 GPUs of 3, and not 2; see --workers and --gpus_per_worker\n"
+        == "launch: 2 workers use 2 GPUs of 3, and GPU 2 is left over; see --workers and --gpus_per_worker\n"
     )
     said = "launch: 4 workers share 3 GPUs (0, 1, 2); each takes "
     assert run("pass", "--workers=4")[2] == f"{said}the memory that it needs\n"
@@ -76,7 +76,10 @@ def test_what_the_user_is_told(tmp_path, monkeypatch, run):
     [
         (1, ["--workers=2", "--gpus_per_worker=1"],
          "2 workers with 1 GPU each need 2, and there is 1 GPU (0); without --gpus_per_worker they share"),
-        (0, ["--gpus_per_worker=2"], "1 worker with 2 GPUs each need 2, and there are 0 GPUs;"),
+        (0, ["--gpus_per_worker=2"],
+         "1 worker with 2 GPUs each need 2, and there are 0 GPUs; python -m tf2dist.doctor says what mends it"),
+        (2, ["--gpus_per_worker=0", "--gpu_memory=100"],
+         "--gpu_memory=100 is for GPUs, and --gpus_per_worker=0 gives workers none"),
         (1, ["--gpus_per_worker=-1"], "--gpus_per_worker=-1 must be 0 or more"),
         (1, ["--gpu_memory=0"], "--gpu_memory=0 must be 1 or more, in MiB"),
         (0, ["--gpu_memory=100"], "--gpu_memory=100 is for GPUs, and there are none"),
@@ -155,6 +158,32 @@ def test_libraries_of_the_wrong_version(tmp_path, monkeypatch, run, options):
 
 
 @pytest.mark.parametrize("options", [[], ["--gpus_per_worker=1"]])
+def test_a_driver_that_is_too_old(tmp_path, monkeypatch, run, options):
+    fake_nvidia_smi(tmp_path, monkeypatch, 1, driver="470.82.01")
+    status, out, err = run("print('ran')", *options)
+    why = (
+        "the driver is 470.82.01, and CUDA 12.5 needs 525.60.13 or later; python -m tf2dist.doctor says what mends it\n"
+    )
+    if options:
+        assert (status, out) == (2, "")
+        assert err == f"launch: local: --gpus_per_worker=1: TensorFlow cannot use GPUs here: {why}"
+    else:
+        assert (status, out, err) == (0, "[worker 0] ran\n", f"launch: no GPU is used: {why}")
+
+
+def test_gpus_that_the_environment_hides(tmp_path, monkeypatch):
+    fake_nvidia_smi(tmp_path, monkeypatch, 2)
+    with pytest.raises(UsageError, match=r"there are 0 GPUs \(CUDA_VISIBLE_DEVICES=-1\); python -m tf2dist.doctor"):
+        share_gpus(place_tasks(workers=2), {"CUDA_VISIBLE_DEVICES": "-1"}, each=1)
+
+
+def test_a_wrong_limit_in_the_environment_of_a_machine_without_gpus(tmp_path, monkeypatch):
+    fake_nvidia_smi(tmp_path, monkeypatch, 0)
+    with pytest.raises(UsageError, match=r"^TF2DIST_GPU_MEMORY is 'lots'"):
+        share_gpus(place_tasks(workers=2), {"TF2DIST_GPU_MEMORY": "lots"})
+
+
+@pytest.mark.parametrize("options", [[], ["--gpus_per_worker=1"]])
 def test_an_older_library_of_the_right_version(tmp_path, monkeypatch, run, options):
     """TensorFlow loads it and uses the GPU, and ends at the first convolution."""
     fake_nvidia_smi(tmp_path, monkeypatch, 1, cudnn="9.1.0")
@@ -170,6 +199,8 @@ def test_a_dry_run_shows_it(tmp_path, monkeypatch, run):
     assert status == 0
     seen = [word for line in out.splitlines() for word in line.split() if word.startswith("CUDA_VISIBLE_DEVICES")]
     assert seen == [f"CUDA_VISIBLE_DEVICES={value}" for value in ("-1", "0", "1", "-1")]
+    said = "launch: 3 workers share 2 GPUs (0, 1); each takes the memory that it needs\n"
+    assert run("pass", "--workers=3", "--dry_run")[2] == said
 
 
 @pytest.mark.slow

@@ -223,7 +223,7 @@ def test_what_forks_and_ends_all_the_time_is_not_overlooked(start):
     if os.fork() == 0:
         os.setsid()
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        for _ in range(2000):
+        for _ in range(500):
             if os.fork():
                 os._exit(0)
     """

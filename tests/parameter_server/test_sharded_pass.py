@@ -53,6 +53,7 @@ def passes(tf, pool):
     return ShardedPass(pool)
 
 
+@pytest.mark.slow
 def test_a_dataset_is_read_once_however_long_it_is(tf, pool, passes):
     """And batch by batch the results are those of each batch, in order."""
     from tf2dist.execution.compiled_step import CompiledStep

@@ -23,6 +23,7 @@ def test_sums_keep_integers_and_doubles(tf, strategy):
     assert [t.numpy().tolist() for t in found] == [t.numpy().tolist() for t in sent]
 
 
+@pytest.mark.slow
 def test_sixths_of_a_count_add_up_to_it():
     """Each replica contributes an equal part of its peer's sum; six of 1/6 are a little less than 1."""
     program = """

@@ -23,6 +23,8 @@ from tf2dist.system import gpus
         ("MIG-55", ("MIG-55",)),
         ("NoDevFiles", ()),
         ("-2", ()),
+        ("-1,0", ()),
+        ("2,-1,0", ("2",)),
     ],
 )
 def test_which_a_process_may_use(tmp_path, monkeypatch, asked, found):
@@ -38,6 +40,8 @@ def test_which_a_process_may_use(tmp_path, monkeypatch, asked, found):
         (2, "GPU-777", "names GPU 'GPU-777', which this machine lacks: it has 2, 0 to 1"),
         (2, "0,,1", "which this machine lacks"),
         (2, "0,zero", "names GPU 'zero'"),
+        (2, "all", "names GPU 'all', which this machine lacks: it has 2, 0 to 1"),
+        (2, "1.5", "names GPU '1.5'"),
         (2, "1,1", "names GPU '1' twice"),
     ],
 )

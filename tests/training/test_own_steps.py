@@ -228,6 +228,7 @@ class OwnTracker(OwnUpdate):
         return {"loss": self.tracker.result(), "unlisted": self.unlisted.result()}
 
 
+@pytest.mark.slow
 def test_metrics_that_a_model_does_not_list_are_those_of_the_whole_batch(tf):
     """Also where a last batch of one row leaves a replica without any."""
     rows = batches(tf, (x[: BATCH + 1], pair[1][: BATCH + 1]), BATCH)
@@ -386,6 +387,7 @@ def test_losses_between_examples_are_refused_where_rows_stay_apart(tf, monkeypat
         tf2dist.fit(model, batches(tf, (x, pair[1]), BATCH))
 
 
+@pytest.mark.slow
 def test_average_loss_by_the_global_batch(tf):
     """Of full batches: for others the one who gives the size is wrong by it."""
     rows = batches(tf, (x, pair[1]), BATCH).take(3)

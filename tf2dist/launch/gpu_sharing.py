@@ -93,19 +93,23 @@ def share_gpus(
     tasks = [place.task for place in layout.placed if host in (None, place.host)]
     workers = [task for task in tasks if _computes(layout, task)]
     if each and each * len(workers) > len(names):
+        hidden = gpus.VISIBLE in environ and not names
+        mends = "without --gpus_per_worker they share" if names else _DOCTOR
         raise UsageError(
             f"{_count(len(workers), 'worker')} with {_count(each, 'GPU')} each need {each * len(workers)}, and there "
-            f"{'is' if len(names) == 1 else 'are'} {_of(names)}; without --gpus_per_worker they share"
+            f"{'is' if len(names) == 1 else 'are'} {_of(names)}"
+            f"{f' ({gpus.VISIBLE}={environ[gpus.VISIBLE]})' if hidden else ''}; {mends}"
         )
     none = 0 if workers else None
-    if memory_mib and not names and workers:
-        raise UsageError(f"--gpu_memory={memory_mib} is for GPUs, and there are none")
+    if memory_mib and workers and (not names or each == 0):
+        why = "--gpus_per_worker=0 gives workers none" if each == 0 else "there are none"
+        raise UsageError(f"--gpu_memory={memory_mib} is for GPUs, and {why}")
+    if memory_mib is None:
+        memory_mib = _memory_in(environ)
     if not names:
         asked = gpus.asked_for(environ)
         note = f"no GPU is used: {gpus.VISIBLE}={asked} names one, and none is found; {_DOCTOR}" if asked else ""
         return GpuSharing({str(task): {} for task in tasks}, note, none)
-    if memory_mib is None:
-        memory_mib = _memory_in(environ)
     unusable = gpu_libraries.why_unusable()
     if unusable and each:
         raise UsageError(f"--gpus_per_worker={each}: TensorFlow cannot use GPUs here: {unusable}; {_DOCTOR}")
@@ -214,7 +218,8 @@ def _note(names: tuple[str, ...], used: list[str], workers: int, memory_mib: int
         return f"{_count(workers, 'worker')} share {_of(names)}; {each}"
     if idle := [name for name in names if name not in used]:
         there = f"{_count(workers, 'worker')} use{'s' * (workers == 1)} {_count(len(used), 'GPU')} of {len(names)}"
-        return f"{there}, and not {', '.join(idle)}; see --workers and --gpus_per_worker"
+        left = f"GPU{'s' * (len(idle) > 1)} {', '.join(idle)} {'is' if len(idle) == 1 else 'are'} left over"
+        return f"{there}, and {left}; see --workers and --gpus_per_worker"
     return ""
 
 

@@ -23,6 +23,8 @@ _LIBRARIES = {
     "cudnn": ("nvidia-cudnn-cu12", "libcudnn.so.9", "cudnnGetVersion"),
     "nccl": ("nvidia-nccl-cu12", "libnccl.so.2", "ncclGetVersion"),
 }
+# By CUDA's major version; within one, drivers fit all (Linux): "CUDA Compatibility", "Minor Version Compatibility".
+_OLDEST_DRIVER = {12: "525.60.13", 13: "580.65.06"}
 _FIELDS = "index,uuid,memory.total,memory.free,compute_cap,driver_version,name"
 
 
@@ -57,8 +59,7 @@ class Driver:
 
 def ask_driver() -> Driver:
     """Asks the driver through nvidia-smi."""
-    said = gpus.nvidia_smi(f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits") or ""
-    rows = [[cell.strip() for cell in line.split(",", 6)] for line in said.splitlines() if line.count(",") >= 6]
+    rows = _rows()
     found = tuple(
         Gpu(index, uuid, _number(total), _number(free), capability, name)
         for index, uuid, total, free, capability, _, name in rows
@@ -68,6 +69,17 @@ def ask_driver() -> Driver:
         return Driver(version, found)
     links, peers = (_pairs(gpus.nvidia_smi("topo", *which) or "") for which in (["-m"], ["-p2p", "r"]))
     return Driver(version, found, links, peers)
+
+
+def driver_too_old(version: str, cuda: str) -> str:
+    """Returns what is wrong with a driver of this version for this version of CUDA, in a few words; empty if nothing.
+
+    Nothing is said of a version that is not known.
+    """
+    oldest = _OLDEST_DRIVER.get(next(iter(version_numbers(cuda)), 0), "")
+    if not version or version_numbers(version) >= version_numbers(oldest):
+        return ""
+    return f"the driver is {version}, and CUDA {cuda} needs {oldest} or later"
 
 
 def wanted_versions() -> dict[str, str]:
@@ -124,6 +136,8 @@ def why_unusable() -> str:
             return f"{label} {version} is not found"
         if not is_loaded(wanted[name], found[name]):
             return f"{label} {version} is wanted, and {found[name]} is found"
+    if "cuda" in wanted and (rows := _rows()):
+        return driver_too_old(rows[0][5], _minor(wanted["cuda"]))
     return ""
 
 
@@ -156,6 +170,12 @@ def version_numbers(text: str) -> tuple[int, ...]:
 def _minor(version: str) -> str:
     """Returns "9.3.0.75" as "9.3"."""
     return ".".join(version.split(".")[:2])
+
+
+def _rows() -> list[list[str]]:
+    """What nvidia-smi says of each GPU, in the order of _FIELDS."""
+    said = gpus.nvidia_smi(f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits") or ""
+    return [[cell.strip() for cell in line.split(",", 6)] for line in said.splitlines() if line.count(",") >= 6]
 
 
 def _pairs(table: str) -> dict[str, str]:

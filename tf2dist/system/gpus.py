@@ -42,8 +42,9 @@ def visible(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
         return tuple(map(str, range(len(identifiers()))))
     names = [name.strip() for name in text.split(",")]
     there = identifiers()
-    # A platform may say "NoDevFiles", and an image that is used everywhere "0".
-    if not _may_name(names[0]) or not there:
+    # A number below 0 ends CUDA's list. A platform may say "NoDevFiles", and an image that is used everywhere "0".
+    names = names[: next((place for place, name in enumerate(names) if re.fullmatch(r"-\d+", name)), None)]
+    if names in ([], [""], ["NoDevFiles"]) or not there:
         return ()
     wrong = [name for name in names if not _is_one_of(name, there)]
     if wrong:

@@ -102,6 +102,8 @@ class LocalBackend:
             for process in _processes(argv, layout, _cluster(layout, options.port), env, sharing):
                 command = cluster_layout.as_shell_command(os.getcwd(), process.env, argv)
                 print(f"[{process.name}] {LOCALHOST}: {command}")
+            if sharing.note:
+                print(f"launch: {sharing.note}", file=sys.stderr)
             return 0
         modules: str | None = options.preload
         preload = None if modules is None else tuple(filter(None, modules.split(",")))
