@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-
 # Of which `CollectiveGatherV2` takes all, and GPUs can pad all: it takes int64 too, for which they have no `Pad`.
 _GATHERED = (tf.float16, tf.float32, tf.float64, tf.int32)
 
