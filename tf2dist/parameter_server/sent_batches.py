@@ -51,9 +51,9 @@ class SentBatches:
             if batch is None or not group.takes(batch, size):
                 break
             group.add(batch, size)
-        if not group.batches:
+        if not group:
             raise tf.errors.OutOfRangeError(None, None, "the data has ended")
-        return len(group.batches), *group.tensors()
+        return len(group), *group.tensors()
 
     def _batch(self, number: int) -> list[tf.Tensor] | None:
         """The tensors of a batch; None where the stream has ended."""
