@@ -92,7 +92,7 @@ def _of_several(spec: tf.TensorSpec) -> tf.TensorSpec:
 
 
 def single_batches(together: list[tf.Tensor], ends: tf.Tensor, element_spec: Any) -> tf.data.Dataset:
-    """The batches of a group, one after the other."""
+    """Splits a group into its batches again."""
     specs = tf.nest.flatten(element_spec, expand_composites=True)
 
     def cut(number: tf.Tensor) -> Any:
