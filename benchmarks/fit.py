@@ -46,7 +46,7 @@ def _ready(strategy_name: str, replicas: int, contestant, per_execution: int | N
     tensorflow_import.import_tensorflow()
     import tf2dist
     from tf2dist.data import synthetic_dataset
-    from tf2dist.data.image_batches import scale_pixels
+    from trainers.common.image_batches import scale_pixels
     from trainers.mnist_networks import PRESETS
 
     strategy = tf2dist.make_strategy(strategy_name, replicas=replicas)

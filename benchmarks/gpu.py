@@ -417,7 +417,7 @@ def _against_cupy(rounds: int, title: str, unit: str, name: str, ours, theirs) -
 def _life():
     from benchmarks import life
 
-    return life._engine("packed", _LIFE_SIDE, _LIFE_GENERATIONS)
+    return life.engine_contestant("packed", _LIFE_SIDE, _LIFE_GENERATIONS)
 
 
 def _life_on_cupy():

@@ -28,7 +28,9 @@ _SPEED = "cells/s, in millions"
 
 def run(rounds: int) -> dict:
     """Measures; returns the figures, in millions of cells a second, and the ratios."""
-    contestants = {name: functools.partial(_engine, name, _SIDE, count) for name, count in _GENERATIONS.items()}
+    contestants = {
+        name: functools.partial(engine_contestant, name, _SIDE, count) for name, count in _GENERATIONS.items()
+    }
     with tempfile.TemporaryDirectory() as folder:
         if shutil.which("bgolly"):
             contestants["bgolly, QuickLife"] = functools.partial(_golly, folder)
@@ -37,7 +39,7 @@ def run(rounds: int) -> dict:
         small = in_turn(contestants, rounds)
     large = in_turn(
         {
-            "packed": functools.partial(_engine, "packed", _LARGE, _LARGE_GENERATIONS),
+            "packed": functools.partial(engine_contestant, "packed", _LARGE, _LARGE_GENERATIONS),
             "a copy of the board a generation": _copy,
         },
         rounds,
@@ -59,7 +61,7 @@ def run(rounds: int) -> dict:
     }
 
 
-def _engine(name: str, side: int, generations: int):
+def engine_contestant(name: str, side: int, generations: int):
     """Makes the engine and its board; returns the function that measures it."""
     from tf2dist.runtime import tensorflow_import
 

@@ -56,7 +56,7 @@ def run() -> int | str | None:
 def _version() -> str:
     from importlib.metadata import PackageNotFoundError, version
 
-    found = []
+    found: list[str] = []
     for package in ("tf2dist", "tensorflow", "keras"):
         try:
             found.append(f"{package} {version(package)}")

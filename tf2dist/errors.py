@@ -35,9 +35,14 @@ class ShardError(ValueError):
         return type(self), (self.shard, self.reason)
 
 
+def without_nodes(error: Exception) -> str:
+    """Returns an exception's message; one of TensorFlow's without the names of the graph's nodes and operations."""
+    return re.sub(r"{{.*?}}|\[\[.*|\[Op:.*", "", str(getattr(error, "message", error)))
+
+
 def reason(error: Exception) -> str:
-    """What an exception says, in one line: of one of TensorFlow's without the nodes and source lines around it."""
-    text = re.sub(r"{{.*?}}|\[\[.*|\[Op:.*", "", str(getattr(error, "message", error)))
+    """Returns an exception's type and message in one line; one of TensorFlow's without nodes and source lines."""
+    text = without_nodes(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if lines and lines[0].startswith("in user code"):  # a function that was being traced: its lines, then the error
         return lines[-1]

@@ -47,8 +47,8 @@ def prepare(shared):
 def train(run, prepared):
     """Trains the preset's network and tests it."""
     import tf2dist
-    from tf2dist.data.image_batches import image_batches
     from trainers.common import logdir
+    from trainers.common.image_batches import image_batches
     from trainers.common.progress_lines import EpochLines, StepLines
     from trainers.common.training_timer import TrainingTimer
 

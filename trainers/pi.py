@@ -50,7 +50,7 @@ def train(run, prepared):
     import tf2dist
     from tf2dist.runtime import devices
     from trainers.common import threefry
-    from trainers.common.progress_meter import ProgressMeter
+    from trainers.pi_progress import ProgressMeter
 
     seed, strategy = run.shared.seed, run.strategy
     tasks = strategy.num_replicas_in_sync

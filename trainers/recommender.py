@@ -145,7 +145,7 @@ class Ratings:
         """Returns batch `number` i64[]: user and item i32[size], rating f32[size]."""
         import tensorflow as tf
 
-        seeds = tf.unstack(tf.random.experimental.stateless_split(tf.stack([self.seed, number]), 3))
+        seeds = tf.unstack(tf.random.split(tf.stack([self.seed, number]), 3))
         user = tf.random.stateless_uniform([size], seeds[0], maxval=self.users, dtype=tf.int32)
         item = tf.random.stateless_uniform([size], seeds[1], maxval=self.items, dtype=tf.int32)
         product = tf.reduce_sum(tf.gather(factors[0], user) * tf.gather(factors[1], item), 1)

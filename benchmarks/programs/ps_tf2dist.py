@@ -16,7 +16,7 @@ import tf2dist
 def main(strategy, out: pathlib.Path, steps: int, batch: int, options: tf2dist.ParameterServer) -> None:
     """Trains for `steps` updates and writes when how many of them were made to `out`/coordinator.json."""
     from tf2dist.data import synthetic_dataset
-    from tf2dist.data.image_batches import scale_pixels
+    from trainers.common.image_batches import scale_pixels
     from trainers.mnist_networks import PRESETS
 
     class Watch(tf2dist.ExecutionCallback):

@@ -46,7 +46,7 @@ def test_what_a_cluster_says():
 
 
 def test_the_most_tasks_that_share_a_host():
-    assert Cluster({"ps": ("a:1",), "worker": ("a:2", "b:1", "A:3")}, Task("ps", 0)).crowd == 3
+    assert Cluster({"ps": ("a:1",), "worker": ("a:2", "b:1", "A:3")}, Task("ps", 0)).most_tasks_on_a_host == 3
 
 
 def test_other_parts_of_tf_config_are_ignored():

@@ -13,6 +13,18 @@ from tests.house.source import ROOT, dotted, modules, parsed
 COMMANDS = ("tf2dist.command_line", "tf2dist.launch", "tf2dist.doctor")
 HOOKS = ("sys.excepthook", "sys.unraisablehook", "threading.excepthook", "sys.stdout", "sys.stderr")
 LEVELS = ("setLevel", "set_verbosity", "basicConfig", "disable")
+PRINTING = (
+    "print",
+    "builtins.print",
+    "pprint",
+    "pprint.pprint",
+    "sys.stdout.write",
+    "sys.stderr.write",
+    "tf.print",
+    "warnings.warn",
+    "warnings.simplefilter",
+    "warnings.filterwarnings",
+)
 OURS = "tf2dist"
 # What a caller asks for, or what is undone at the end of a block.
 ALLOWED = {
@@ -20,6 +32,7 @@ ALLOWED = {
     "tf2dist/migrate/python_tokens.py": ["warnings.simplefilter"],  # inside of catch_warnings
     "tf2dist/runtime/logging_setup.py": ["sys.stderr.write", "….setLevel"],  # launcher and trainers ask for it
     "tf2dist/runtime/placement.py": ["sys.stdout"],  # --log_device_placement asks for it
+    "tf2dist/runtime/tensorflow_import.py": ["os.write(2, …)"],  # what TensorFlow has printed, if its import fails
 }
 
 
@@ -39,14 +52,10 @@ def _findings(tree: ast.Module) -> Iterator[tuple[int, str]]:
         if isinstance(node, ast.Call):
             name = dotted(node.func) or ""
             attribute = node.func.attr if isinstance(node.func, ast.Attribute) else ""
-            if name in ("print", "builtins.print", "pprint", "pprint.pprint") or name in (
-                "sys.stdout.write",
-                "sys.stderr.write",
-                "tf.print",
-                "warnings.simplefilter",
-                "warnings.filterwarnings",
-            ):
+            if name in PRINTING or name.startswith(("traceback.print_", "sys.__std")):
                 yield node.lineno, name
+            elif name == "os.write" and isinstance(node.args[0], ast.Constant) and node.args[0].value in (1, 2):
+                yield node.lineno, f"{name}({node.args[0].value}, …)"
             elif attribute in LEVELS and not (isinstance(node.func, ast.Attribute) and _is_ours(node.func.value, ours)):
                 if attribute != "disable" or name == "logging.disable":
                     yield node.lineno, name or f"….{attribute}"
@@ -98,6 +107,10 @@ FORBIDDEN = {
     "print('x')": "1: print",
     "def f():\n    print('x', file=sys.stderr)": "2: print",
     "sys.stderr.write('x')": "1: sys.stderr.write",
+    "traceback.print_exc()": "1: traceback.print_exc",
+    "os.write(2, b'x')": "1: os.write(2, …)",
+    "sys.__stderr__.write('x')": "1: sys.__stderr__.write",
+    "warnings.warn('x')": "1: warnings.warn",
     "sys.excepthook = hook": "1: sys.excepthook",
     "threading.excepthook = hook": "1: threading.excepthook",
     "setattr(sys, 'excepthook', hook)": "1: sys.excepthook",

@@ -11,7 +11,7 @@ import pytest
 
 from tests.house.source import ROOT, dotted, modules, parsed
 
-PACKAGES = ("tf2dist", "trainers", "launch")
+PACKAGES = ("tf2dist", "trainers", "launch", "benchmarks")
 COMPAT = ROOT / "tf2dist" / "compat"
 PRIVATE_MODULES = ("keras.src", "tensorflow.python", "tf.python", "tf_keras.src")
 FOREIGN = ("keras", "tensorflow", "tf", "tf_keras")  # as they are imported

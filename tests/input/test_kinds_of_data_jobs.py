@@ -7,8 +7,8 @@ import pytest
 
 from tests.input.test_structures import BATCH, pair_data, pair_model
 from tests.jobs import run_program
-from tests.training.test_own_steps import CASES as OWN_STEPS
-from tests.training.test_own_steps import batches
+from tests.training.test_custom_train_steps import CASES as CUSTOM_STEPS
+from tests.training.test_custom_train_steps import batches
 
 LAYOUTS = {"multiworker": ["--workers=2"], "ps": ["--ps=1", "--workers=2"]}
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
@@ -55,7 +55,7 @@ def test_steps_of_ones_own(tf, layout, results, name):
     if layout == "ps":  # refuses them
         assert name not in results
         return
-    make, rows = OWN_STEPS[name]
+    make, rows = CUSTOM_STEPS[name]
     model = make()
     expected = model.fit(batches(tf, rows, BATCH), epochs=2, verbose=0).history
     for ours, theirs in zip(results[name], model.trainable_variables, strict=True):

@@ -19,8 +19,8 @@ import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 from tests.input.test_structures import pair_data, pair_model  # noqa: E402
-from tests.training.test_own_steps import CASES as OWN_STEPS  # noqa: E402
-from tests.training.test_own_steps import batches  # noqa: E402
+from tests.training.test_custom_train_steps import CASES as CUSTOM_STEPS  # noqa: E402
+from tests.training.test_custom_train_steps import batches  # noqa: E402
 
 BATCH, ROWS = 16, 96
 SYNC = tf2dist.ParameterServer("sync") if sys.argv[1] == "ps" else None
@@ -59,7 +59,7 @@ results["predicted"] = [np.asarray(p).tolist() for p in found]
 
 if sys.argv[1] == "multiworker":
     for name in ("vae", "several outputs"):
-        make, rows = OWN_STEPS[name]
+        make, rows = CUSTOM_STEPS[name]
         with strategy.scope():
             model = make()
         history = tf2dist.fit(model, batches(tf, rows, BATCH), epochs=2)

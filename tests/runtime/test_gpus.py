@@ -7,7 +7,7 @@ import pytest
 import tf2dist
 from tf2dist import Cluster, Task
 from tf2dist.runtime import devices, gpu_communication, session_options
-from tf2dist.runtime.gpu_communication import Means, choose
+from tf2dist.runtime.gpu_communication import Reduction, choose
 
 
 class FakeConfig:
@@ -48,16 +48,16 @@ class FakeConfig:
 @pytest.mark.parametrize(
     ("gpus", "processes", "shared_by", "means"),
     [
-        ([], 1, 1, Means.TENSORFLOWS),
-        ([], 3, 2, Means.TENSORFLOWS),
-        ([0], 1, 1, Means.TENSORFLOWS),
-        ([0, 1], 1, 1, Means.NCCL),
-        ([0, 0], 1, 1, Means.ONE_DEVICE),
-        ([0, 1, 1], 1, 1, Means.ONE_DEVICE),
-        ([0], 2, 1, Means.NCCL),
-        ([0, 1], 2, 1, Means.NCCL),
-        ([0], 2, 2, Means.RING),
-        ([0, 0], 2, 1, Means.RING),
+        ([], 1, 1, Reduction.DEFAULT),
+        ([], 3, 2, Reduction.DEFAULT),
+        ([0], 1, 1, Reduction.DEFAULT),
+        ([0, 1], 1, 1, Reduction.NCCL),
+        ([0, 0], 1, 1, Reduction.ONE_DEVICE),
+        ([0, 1, 1], 1, 1, Reduction.ONE_DEVICE),
+        ([0], 2, 1, Reduction.NCCL),
+        ([0, 1], 2, 1, Reduction.NCCL),
+        ([0], 2, 2, Reduction.RING),
+        ([0, 0], 2, 1, Reduction.RING),
     ],
 )
 def test_nccl_only_where_no_two_replicas_are_on_one_gpu(gpus, processes, shared_by, means):

@@ -10,9 +10,9 @@
 
 A launcher starts a lost worker again in its place `WORKER_RESTARTS` times unless it is told otherwise; after that the
 job goes on with the others. When no worker is left, the coordinator waits `WORKERS_GRACE` seconds for all of them to
-come back (TensorFlow uses none before), and then ends the job. A job that ends is started again from its last
-checkpoint where the launcher was told to (--max_restarts). Only the launcher watches the evaluator: the leader has no
-connection to it.
+come back (TensorFlow uses none before), and then ends the job. (A call of `map_reduce` does not use a worker that comes
+back: it raises when all of its workers are lost.) A job that ends is started again from its last checkpoint where the
+launcher was told to (--max_restarts). Only the launcher watches the evaluator: the leader has no connection to it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import os
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from tf2dist.cluster.roles import leader_of
 from tf2dist.cluster.spec import Cluster, ClusterError, Task
 from tf2dist.system import environment_variables
 
@@ -75,8 +76,8 @@ class LossPolicy:
         except ValueError as error:
             raise ClusterError(str(error)) from None
         workers = frozenset(task for task in cluster.tasks if task.job == "worker")
-        own = Task("worker", 0) if has_servers and not cluster.count("chief") else None
-        return cls(has_servers, workers, grace, own)
+        leader = leader_of(cluster)
+        return cls(has_servers, workers, grace, leader if has_servers and leader in workers else None)
 
     def ends_job(self, lost: Collection[Task]) -> bool:
         """Returns whether the loss of these tasks ends the job at once."""

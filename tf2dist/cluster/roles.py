@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 
 from tf2dist.cluster.spec import Cluster, ClusterError, Task
 
@@ -51,12 +52,17 @@ def role_of(strategy: str, cluster: Cluster | None) -> Role:
     return Role.COORDINATOR if cluster.task == leader_of(cluster) else Role.SERVER
 
 
-def leader_of(cluster: Cluster) -> Task:
-    """Returns the task that leads the job: the chief, or worker 0 without one (the topology of TensorFlow 1).
+def leader_among(tasks: Sequence[Task]) -> Task:
+    """Returns the task that leads a job of these: the chief, or worker 0 without one (the topology of TensorFlow 1).
 
     Where jobs have other names (`AnyJobs`) it is the first task.
     """
-    return next((Task(job, 0) for job in ("chief", "worker") if cluster.count(job)), cluster.tasks[0])
+    return next((task for task in (Task("chief", 0), Task("worker", 0)) if task in tasks), tasks[0])
+
+
+def leader_of(cluster: Cluster) -> Task:
+    """Returns the task that leads the cluster's job; see `leader_among`."""
+    return leader_among(cluster.tasks)
 
 
 def followers_of(cluster: Cluster) -> list[Task]:

@@ -120,7 +120,7 @@ class Cluster:
         return int(self.address(task).rpartition(":")[2])
 
     @property
-    def crowd(self) -> int:
+    def most_tasks_on_a_host(self) -> int:
         """The most tasks that share a host."""
         hosts = [self.address(task).rpartition(":")[0].lower() for task in self.tasks]
         return max(map(hosts.count, hosts))

@@ -1,6 +1,9 @@
 """Every touch of private parts of TensorFlow and Keras: one file a workaround, with its upstream thread.
 
-Each workaround is guarded by a test in tests/compat that fails when upstream has mended it. A patch of Keras holds
-only while a step of ours is traced or run, and only for as long as the last of several such steps: a
-`keras.Model.fit` beside `tf2dist.fit` runs unchanged. Imports nothing of this project but `tf2dist.errors`.
+Where the fault can be shown, a test in tests/compat fails when upstream has mended it. A patch of Keras holds only
+while a step of ours is traced or run, and only for as long as the last of several such steps: a `keras.Model.fit`
+beside `tf2dist.fit` runs unchanged. What a coordinator of parameter servers calls is replaced for the rest of its
+process, from `make_strategy("ps")` on (`cancellation`, `eager_operations`, `fetched_results`, `gil_released_calls`,
+`own_executors`, `scheduled_functions`), and so is how AutoGraph loads its code, from any `make_strategy` on
+(`generated_code`). Imports nothing of this project but `tf2dist.errors`.
 """

@@ -7,7 +7,7 @@ from tensorflow.python.eager import context
 
 
 def run_operations_without_functions() -> None:
-    """Has operations outside of functions run as they are.
+    """Makes TensorFlow run eager operations directly, without wrapping each in a function.
 
     TensorFlow makes a function of each new kind of operation (`__wrapped__AddV2_...`; `WrapInCallOp` in
     tensorflow/core/common_runtime/eager/execute.cc), tells it to all servers one after the other, and waits for their

@@ -229,7 +229,7 @@ def _call_loss(self, y_true, y_pred, sample_weight=None):
 
 
 def _update_mean(self, values, sample_weight=None):
-    """A scalar is of a whole slice, which on one device would be part of a batch that counts once."""
+    """Weighs a scalar by its slice, since on one device the whole batch would count once."""
     slice_ = _here.slice
     if slice_ is not None and sample_weight is None and not any(self is metric for metric in slice_.loss_metrics):
         sample_weight = None if keras.ops.shape(values) else slice_.weight

@@ -1,5 +1,8 @@
 """Keras's random initializers, whose base class and scale have no public name."""
 
-from keras.src.initializers.random_initializers import RandomInitializer, compute_fans
+from typing import Any
 
-__all__ = ["RandomInitializer", "compute_fans"]
+from keras.src.initializers import random_initializers
+
+RandomInitializer: Any = random_initializers.RandomInitializer
+compute_fans: Any = random_initializers.compute_fans

@@ -33,8 +33,8 @@ def _overrides(model: keras.Model, name: str) -> bool:
     return getattr(getattr(model, name), "__func__", None) is not getattr(keras.Model, name)
 
 
-def own_steps(model: keras.Model, batch) -> str | None:
-    """The method of the model's class that makes its steps other than Keras's own; None if there is none.
+def custom_step(model: keras.Model, batch) -> str | None:
+    """Returns the method that makes a model's steps custom ones, or None for a model with Keras's own steps.
 
     That is a step method, or a `compute_metrics` whose logs have other names than the metrics: then Keras logs what it
     has returned for the last batch.

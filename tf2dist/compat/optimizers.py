@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -20,7 +21,7 @@ def wrapped_optimizers(optimizer: keras.optimizers.Optimizer | None) -> list[ker
 
 
 def overwrites_with_gradient(variable: keras.Variable) -> bool:
-    """Is a variable's gradient its next value, as of the scales of float8?"""
+    """Whether a variable's gradient is its next value, as for the scales of float8."""
     return getattr(variable, "overwrite_with_gradient", False)
 
 
@@ -43,13 +44,13 @@ def learning_rate_variables(optimizer: keras.optimizers.Optimizer) -> list[keras
 
 
 def changes_weights_at_the_end(optimizer: keras.optimizers.Optimizer | None) -> bool:
-    """Does the end of a training give the weights other values, those of their moving averages, say?"""
+    """Whether the end of training changes the weights, for example to their moving averages."""
     own = keras.optimizers.Optimizer.finalize_variable_values
     return any(o.use_ema or type(o).finalize_variable_values is not own for o in wrapped_optimizers(optimizer))
 
 
 def variable_key(optimizer: keras.optimizers.Optimizer, variable) -> object:
-    """By what the optimizer knows a variable, the same for a variable and its backend value."""
+    """Returns the optimizer's key for a variable, the same for a Keras variable and its backend value."""
     return optimizer._var_key(variable)
 
 
@@ -62,11 +63,14 @@ class AveragesWeights:
     iterations: keras.Variable
     use_ema: bool
     gradient_accumulation_steps: int | None
+    _iterations: keras.Variable
+    _model_variables_moving_average: list[keras.Variable | None]
+    _get_variable_index: Callable[[Any], int]
 
-    def __init__(self, *args, **kwargs):  # which a mixin has for the type checker
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # which a mixin has for the type checker
         super().__init__(*args, **kwargs)
 
-    def average_decay(self, updates) -> tf.Tensor:
+    def average_decay(self, updates: tf.Tensor) -> tf.Tensor:
         """The decay f32[] after `updates` f32[] updates."""
         raise TypeError(f"{type(self).__name__} must define average_decay")
 
@@ -86,6 +90,6 @@ class AveragesWeights:
             if average is not None:
                 average.assign(decay * average + (1 - decay) * variable)
 
-    def index_of(self, variable) -> int:
-        """The place of a weight among the optimizer's."""
+    def index_of(self, variable: Any) -> int:
+        """Returns the index of a weight among the optimizer's variables."""
         return self._get_variable_index(variable)

@@ -11,7 +11,7 @@ from tensorflow.python.eager import context, executor
 
 
 def use_own_executors() -> None:
-    """Has this thread, and those that call workers, not wait for what is to be done by the executor of all threads.
+    """Gives this thread and each thread that calls a worker an eager executor of its own.
 
     Whatever was a result of a worker is freed on it by that executor, and while the worker is stopped that does not
     end. TensorFlow waits for it after each call of any worker (`executor_scope` in

@@ -27,6 +27,11 @@ class Patch:
         self._lock = threading.Lock()
         self._inside = 0
 
+    @property
+    def replaces(self) -> list[str]:
+        """The names of the attributes that are replaced."""
+        return [f"{self._owner.__name__}.{name}" for name in self._replacements]
+
     def original(self, name: str) -> Any:
         """What the attribute was before the blocks that are inside."""
         return self._originals[name]

@@ -12,12 +12,12 @@ from tensorflow.python.distribute.coordinator.values import PerWorkerDistributed
 
 
 class _Wanted:
-    """Lives as long as somebody has the iterators."""
+    """A weakly referenced marker that is garbage collected with the iterators that hold it."""
 
 
 def open_iterators(
     coordinator: tf.distribute.coordinator.ClusterCoordinator,
-    make_dataset: tf.types.experimental.ConcreteFunction,
+    make_dataset: Any,
     send: Callable[[Callable[[], bool]], Sequence[tf.Tensor] | None],
 ) -> Any:
     """Opens an iterator over `make_dataset(*tensors)` on each worker; returns them as an argument of functions.
@@ -27,6 +27,7 @@ def open_iterators(
     are there as a whole in this process until the last worker has them, and each worker's message is another copy.
 
     Args:
+      make_dataset: a concrete function.
       send: `send(is_wanted)` returns the tensors on the worker of the current device scope, or None if `is_wanted()`
         is false, since nobody has the iterators any more. It is called in a thread of that worker's, and again when it
         has come back after it was lost.

@@ -67,7 +67,7 @@ def _is_made_without_data(tensor: tf.Tensor) -> bool | None:
 
 
 def _join(replicas: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
-    """One after the other."""
+    """Concatenates the slices of all replicas."""
     values, indices = tf.concat([s.values for s in replicas], 0), tf.concat([s.indices for s in replicas], 0)
     return tf.IndexedSlices(values, indices, replicas[0].dense_shape)
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend import compute_output_spec
-from keras.src.backend.common.stateless_scope import get_stateless_scope, in_stateless_scope
+from keras.src import backend
+from keras.src.backend.common import stateless_scope
 
-__all__ = ["OverlayScope", "compute_output_spec", "in_stateless_scope"]
+compute_output_spec: Any = backend.compute_output_spec
+in_stateless_scope: Any = stateless_scope.in_stateless_scope
 
 
 @tf.custom_gradient
@@ -55,7 +56,7 @@ class OverlayScope:
         self.scope = _VariablesScope(list(values))
         held = {id(v): v._value for v in readable}
         if in_stateless_scope():
-            held |= get_stateless_scope().state_mapping
+            held |= stateless_scope.get_stateless_scope().state_mapping
         self.scope.state_mapping = held | self.scope.state_mapping
         self._before = dict(self.scope.state_mapping)
 

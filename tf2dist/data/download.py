@@ -7,6 +7,8 @@ In a child process, because the caller is a launcher, which imports no TensorFlo
 way, the kernel signals the child, which removes what it wrote and exits.
 """
 
+# pyright: strict, reportMissingTypeStubs=false
+
 import os
 import queue
 import shutil
@@ -18,6 +20,7 @@ import tempfile
 import threading
 import urllib.parse
 import urllib.request
+from typing import Any
 
 from tf2dist.data import tfds_directory
 from tf2dist.data.errors import DataError
@@ -126,8 +129,9 @@ def _main(name: str, work_dir: str, caller: str) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, [_CALLER_DIED])
     threading.Thread(target=_exit_with_caller, args=(work_dir,), daemon=True).start()
     linux.die_with_parent(int(caller), _CALLER_DIED)
-    import tensorflow_datasets as tfds
+    import tensorflow_datasets
 
+    tfds: Any = tensorflow_datasets  # which ships no types
     builder = tfds.builder(name, data_dir=work_dir)
     builder.download_and_prepare(download_dir=os.path.join(work_dir, "downloads"))
 

@@ -2,7 +2,7 @@
 
 import re
 
-from tf2dist.errors import UsageError
+from tf2dist.errors import UsageError, without_nodes
 
 
 class DataError(UsageError):
@@ -17,5 +17,4 @@ class DataError(UsageError):
 
 def op_error_message(error: Exception) -> str:
     """Returns the message of a `tf.errors.OpError` of a data pipeline, without names of graph nodes."""
-    message = re.sub(r"{{.*?}}|\[\[.*|\[Op:.*", "", str(getattr(error, "message", error)))
-    return re.sub(r"Error in user-defined function.*?with iterator: \S+: ", "", message).strip()
+    return re.sub(r"Error in user-defined function.*?with iterator: \S+: ", "", without_nodes(error)).strip()

@@ -4,14 +4,24 @@
 foreign file before a cluster is started. Its result is sent to the other processes as JSON, and they call `load`.
 """
 
+# TensorFlow ships no types.
+# pyright: strict, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false, reportUnknownLambdaType=false
+
+from __future__ import annotations
+
 import dataclasses
 import json
 import os
+from typing import TYPE_CHECKING
 
 from tf2dist.data import tfds_directory
 from tf2dist.data.errors import DataError
 from tf2dist.system import optional_packages
 from tf2dist.system.local_paths import check_local
+
+if TYPE_CHECKING:
+    from tf2dist.data.synthetic_dataset import Images
 
 NAMES = ("auto", "mnist", "fashion_mnist", "digits", "synthetic")
 _TFDS_NAMES = ("mnist", "fashion_mnist")  # prepared by tensorflow-datasets
@@ -43,7 +53,7 @@ class Source:
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> "Source":
+    def from_json(cls, text: str) -> Source:
         """The inverse of `to_json`. Raises DataError for anything else."""
         try:
             return cls(**json.loads(text))
@@ -95,7 +105,7 @@ def find(name: str, data_dir: str | None = None) -> Source:
     return Source("tfrecord", path)
 
 
-def load(source: Source):
+def load(source: Source) -> tuple[Images, Images]:
     """Reads all images into memory, in the same order in every process.
 
     TensorFlow decodes them, except for digits and synthetic images: set up devices and cluster before.

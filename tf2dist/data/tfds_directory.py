@@ -4,9 +4,14 @@ Reads them without tensorflow-datasets, whose import and builder take longer tha
 needs no TensorFlow either.
 """
 
+# TensorFlow ships no types.
+# pyright: strict, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false, reportUnknownLambdaType=false
+
 import json
 import os
 import re
+from typing import Any
 
 from tf2dist.data.errors import DataError
 from tf2dist.data.tfrecord_arrays import read_arrays
@@ -106,7 +111,7 @@ def _read_images(files: list[str]):
 
     features = {"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)}
 
-    def decode(records):
+    def decode(records: Any) -> tuple[Any, Any]:
         batch = tf.io.parse_example(records, features)
         image = tf.TensorSpec([28, 28, 1], tf.uint8)
         images = tf.map_fn(lambda png: tf.io.decode_png(png, 1), batch["image"], fn_output_signature=image)

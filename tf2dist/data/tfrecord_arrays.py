@@ -1,9 +1,13 @@
 """Reads whole TFRecord files of images into NumPy arrays."""
 
+# TensorFlow ships no types.
+# pyright: strict, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false, reportUnknownLambdaType=false
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tf2dist.data.errors import DataError, op_error_message
 
@@ -13,7 +17,7 @@ if TYPE_CHECKING:
 BUFFER_SIZE = 1 << 20  # bytes read at a time
 
 
-def read_arrays(files: Sequence[str], parse: Callable, expected: str = "") -> tuple[np.ndarray, np.ndarray]:
+def read_arrays(files: Sequence[str], parse: Callable[..., Any], expected: str = "") -> tuple[np.ndarray, np.ndarray]:
     """Reads all records, file after file: images u8[n, 28, 28], labels i64[n].
 
     Args:

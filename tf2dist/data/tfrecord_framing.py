@@ -92,7 +92,7 @@ def _checksum_of_length(length: int) -> int:
 @functools.cache
 def _table() -> list[int]:
     """CRC-32C (Castagnoli, reflected polynomial 0x82F63B78) of every byte."""
-    table = []
+    table: list[int] = []
     for crc in range(256):
         for _ in range(8):
             crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)

@@ -20,7 +20,7 @@ from tf2dist.runtime import collectives
 
 
 class _Forward(NamedTuple):
-    """What a model makes of a slice.
+    """The results of a forward pass on a slice.
 
     Attributes:
       loss: f32[], to differentiate; the mean over slices, by their weights, is the loss of the global batch.
@@ -148,7 +148,7 @@ class CompiledStep:
         """The numerators and denominators of a slice, with gradients of these variables."""
 
         def gradients(value, factor):
-            """Of the value, a mean, times the factor."""
+            """Returns the gradients of `value`, a mean, times `factor`."""
             factor = self.model.optimizer.scale_loss(tf.cast(factor, value.dtype))
             return tape.gradient(value, variables, output_gradients=factor)
 
@@ -306,7 +306,7 @@ class CompiledStep:
 
 
 def _slope(tape: tf.GradientTape, value: tf.Tensor, of: tf.Tensor) -> tf.Tensor:
-    """How much `value` grows with `of`, both f32[]."""
+    """Returns the derivative of `value` by `of`, both f32[]."""
     found = tape.gradient(value, of)
     return tf.zeros_like(value) if found is None else tf.cast(tf.convert_to_tensor(found), value.dtype)
 

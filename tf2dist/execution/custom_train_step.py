@@ -83,7 +83,7 @@ class CustomTrainStep:
         return [tf.where(slice_weight > 0, slice_weight * v, tf.zeros_like(v)) for v in values]
 
     def is_last_value(self, name: str) -> bool:
-        """Is the log of this name, of the step that was traced last, the value of the last batch, and no metric's?"""
+        """Whether this log is a value of the last batch rather than a metric's result."""
         is_results = set(self._log_names) == set(self.model.get_metrics_result())
         return not is_results and name not in self._metric_results
 
@@ -100,7 +100,7 @@ class CustomTrainStep:
         return last
 
     def add_sums(self, sums: Sequence, more: Sequence) -> list:
-        """The later logs."""
+        """Returns the later logs."""
         return list(more)
 
     def set_metrics(self, sums: Sequence[np.ndarray], strategy: tf.distribute.Strategy) -> None:
@@ -120,7 +120,7 @@ def _of_any_size(shape) -> list[int | None]:
 
 
 def _as_of_any_size(rows):
-    """A slice whose size the graph does not show, where batches are all of one: a step is not to count by it."""
+    """Hides the static size of a slice from the graph, so that a step does not divide by it."""
     if not isinstance(rows, tf.Tensor) or not rows.shape.rank or rows.shape[0] is None:
         return rows
     return tf.raw_ops.PlaceholderWithDefault(input=rows, shape=_of_any_size(rows.shape))

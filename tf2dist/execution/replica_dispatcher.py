@@ -73,13 +73,13 @@ class ReplicaDispatcher:
         return execution
 
     def _next(self, iterator, element_per_replica: bool):
-        """What the replicas of this process take in one step."""
+        """Returns the next element for the replicas of this process."""
         if element_per_replica and not (self._slices.single or self._on_accelerators):
             return tuple(next(iterator) for _ in range(self._slices.count))
         return next(iterator)
 
     def _of_this_replica(self, function: Callable):
-        """`function` of the slice of the replica that calls it."""
+        """Wraps `function` so that each replica calls it with its own slice of an element."""
 
         def call(element):
             if self._slices.single:
@@ -98,7 +98,7 @@ class ReplicaDispatcher:
         return self._open(batches, data.element_per_replica)
 
     def _tensors(self, data: DataAdapter):
-        """What this process rebuilds the stream from: the same in all peers."""
+        """Returns the tensors that this process rebuilds the stream from, the same in all peers."""
 
         def choose_seed() -> int:
             (seed,) = collectives.broadcast(self._strategy, [secrets.randbits(31)])

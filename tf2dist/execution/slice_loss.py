@@ -14,7 +14,7 @@ import tensorflow as tf
 
 
 class Fraction(NamedTuple):
-    """What a slice contributes to a part of the loss.
+    """A slice's contribution to one part of the loss, as numerators and a denominator.
 
     Attributes:
       denominator: f32[]; the part is the sum of the slices' numerators by the sum of these.

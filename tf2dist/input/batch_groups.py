@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
@@ -12,33 +11,33 @@ import tensorflow as tf
 _MAX_BYTES = 4 << 20  # of a group that has more than one batch
 
 
-@dataclass
 class Group:
-    """Batches with the same structure, whose rows have the same shapes.
+    """Batches with the same structure, whose rows have the same shapes; `len` is how many."""
 
-    Attributes:
-      batches: the tensors of each batch.
-      size: of all of them, in bytes.
-    """
+    def __init__(self) -> None:
+        self._batches: list[list[tf.Tensor]] = []  # the tensors of each
+        self._nbytes = 0  # of all of them
 
-    batches: list[list[tf.Tensor]] = field(default_factory=list)
-    size: int = 0
+    def __len__(self) -> int:
+        return len(self._batches)
 
     def takes(self, batch: list[tf.Tensor], size: int) -> bool:
-        """May another batch of so many bytes be put to these?"""
-        if not self.batches:
+        """Returns whether a batch of `size` bytes can be added to the group."""
+        if not self._batches:
             return True
-        alike = all(a.shape[1:] == b.shape[1:] for a, b in zip(self.batches[0], batch, strict=True))
-        return alike and self.size + size <= _MAX_BYTES
+        alike = all(a.shape[1:] == b.shape[1:] for a, b in zip(self._batches[0], batch, strict=True))
+        return alike and self._nbytes + size <= _MAX_BYTES
 
     def add(self, batch: list[tf.Tensor], size: int) -> None:
-        """Puts it to them."""
-        self.batches.append(batch)
-        self.size += size
+        """Adds a batch of `size` bytes to the group."""
+        self._batches.append(batch)
+        self._nbytes += size
 
     def tensors(self) -> tuple[list[tf.Tensor], tf.Tensor]:
         """All rows of each tensor, and where those of each batch begin and end: i64[tensors, batches + 1]."""
-        columns = [[t if t.shape.rank else t[tf.newaxis] for t in column] for column in zip(*self.batches, strict=True)]
+        columns = [
+            [t if t.shape.rank else t[tf.newaxis] for t in column] for column in zip(*self._batches, strict=True)
+        ]
         ends = [list(itertools.accumulate(map(len, column), initial=0)) for column in columns]
         return [tf.concat(column, 0) for column in columns], tf.constant(ends, tf.int64)
 
@@ -57,14 +56,14 @@ class BatchGroups:
     def take(self, max_batches: int) -> tuple[int, list[tf.Tensor], tf.Tensor] | None:
         """The next group: how many batches it has, and what `single_batches` takes. None at the end."""
         group = Group()
-        while len(group.batches) < max_batches:
+        while len(group) < max_batches:
             if not self._next:
                 self._next = [tf.nest.flatten(b, expand_composites=True) for b in itertools.islice(self._batches, 1)]
             size = sum(map(nbytes, self._next[0])) if self._next else 0
             if not self._next or not group.takes(self._next[0], size):
                 break
             group.add(self._next.pop(), size)
-        return (len(group.batches), *group.tensors()) if group.batches else None
+        return (len(group), *group.tensors()) if group else None
 
 
 def grouped(batches: Iterable[Any], max_batches: int) -> Iterator[tuple[int, list[tf.Tensor], tf.Tensor]]:
@@ -93,7 +92,7 @@ def _of_several(spec: tf.TensorSpec) -> tf.TensorSpec:
 
 
 def single_batches(together: list[tf.Tensor], ends: tf.Tensor, element_spec: Any) -> tf.data.Dataset:
-    """The batches of a group, one after the other."""
+    """Splits a group into its batches again."""
     specs = tf.nest.flatten(element_spec, expand_composites=True)
 
     def cut(number: tf.Tensor) -> Any:

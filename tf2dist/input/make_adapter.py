@@ -72,7 +72,7 @@ def make_data_adapter(
 
 
 def _kind_of(data: Any) -> str:
-    """The type of what is no data, with what is in a tuple or list of such."""
+    """Names the type of an unsupported argument, with the element types of a tuple or list."""
     if isinstance(data, (tuple, list)):
         return f"{type(data).__name__} of {', '.join(_kind_of(each) for each in data[:4]) or 'nothing'}"
     return type(data).__name__
@@ -119,7 +119,7 @@ def make_finite_adapter(data: Any, *, batch_size: int | None = None, steps: int 
 
 
 def takes_batch_size(data: Any) -> bool:
-    """Are these arrays, which are not batched yet?"""
+    """Whether the data consists of arrays, which are not batched yet."""
     return not (isinstance(data, (tf.data.Dataset, *_ADAPTERS)) or is_python_source(data) or callable(data))
 
 
@@ -128,6 +128,6 @@ def _is_function(data: Any) -> bool:
 
 
 def is_arrays(data: Any) -> bool:
-    """Are these arrays, nested or not?"""
+    """Whether the data consists of arrays, nested or not."""
     leaves = [leaf for leaf in tf.nest.flatten(data) if leaf is not None]
     return bool(leaves) and all(isinstance(a, (np.ndarray, tf.Tensor)) or hasattr(a, "__array__") for a in leaves)

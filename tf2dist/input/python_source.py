@@ -9,7 +9,7 @@ import collections
 import itertools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import keras
 import numpy as np
@@ -26,7 +26,7 @@ _KEPT_BATCHES = 100_000
 
 
 def is_python_source(data: Any) -> bool:
-    """Does Python yield the batches of this?"""
+    """Whether the data yields its batches in Python."""
     if isinstance(data, keras.utils.PyDataset):
         return True
     others = (str, bytes, tuple, list, set, frozenset, Mapping, np.ndarray, tf.Tensor, tf.data.Dataset)
@@ -138,7 +138,7 @@ class PythonSource:
         return self._data if self._iterator is None else self._iterator
 
     def _checked(self, batch: Any, number: int) -> Any:
-        """A batch as its spec says.
+        """Checks a batch against the spec, and converts it to the spec's dtypes.
 
         Raises:
           TrainingError: it is another.
@@ -248,7 +248,7 @@ class _Iterator:
 
     @classmethod
     def of(cls, iterator: Iterator[Any]) -> _Iterator:
-        """The same for the same iterator, where Python can tell: what one call has left is for the next one."""
+        """Returns one wrapper per iterator, so that a later call goes on where an earlier one stopped."""
         try:
             return cls._known.setdefault(iterator, cls(iterator))
         except TypeError:
@@ -309,7 +309,7 @@ def _spec_of(leaf: Any) -> Any:
 
 
 def _common_spec(batches: list[Any], name: str) -> Any:
-    """The spec of which these batches are."""
+    """Returns the most specific spec that fits all of these batches."""
     specs = [tf.nest.map_structure(_spec_of, batch) for batch in batches]
     try:
         for spec in specs[1:]:
@@ -323,7 +323,7 @@ def _common_spec(batches: list[Any], name: str) -> Any:
 
 
 def _merged(*specs: Any) -> Any:
-    """A spec without the number of rows, nor sizes that differ."""
+    """Merges specs: the number of rows, and sizes that differ, become unknown."""
     first = specs[0]
     if any(type(s) is not type(first) or s.dtype != first.dtype or s.shape.rank != first.shape.rank for s in specs):
         raise TypeError("not alike")
@@ -333,6 +333,7 @@ def _merged(*specs: Any) -> Any:
 
 def _reshaped(spec: Any, shape: tf.TensorShape) -> Any:
     if isinstance(spec, tf.RaggedTensorSpec):
+        spec = cast(Any, spec)  # the stubs of TensorFlow lack its attributes
         return tf.RaggedTensorSpec(shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype)
     return type(spec)(shape, spec.dtype)
 

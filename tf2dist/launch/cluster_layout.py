@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tf2dist.cluster.loss_policy import OnLoss, on_loss
+from tf2dist.cluster.roles import leader_among
 from tf2dist.cluster.spec import Cluster, ClusterError, Task
 from tf2dist.errors import UsageError
 from tf2dist.launch import hostfile
@@ -39,6 +40,11 @@ class Layout:
         return [place.task for place in self.placed]
 
     @property
+    def leader(self) -> Task:
+        """The task that leads the job."""
+        return leader_among(self.tasks)
+
+    @property
     def hosts(self) -> list[str]:
         """The hosts, each once, in the order of their first tasks."""
         return list(dict.fromkeys(place.host for place in self.placed))
@@ -53,13 +59,13 @@ class Layout:
         return sum(task.job == job for task in self.tasks)
 
     def serves(self, task: Task) -> bool:
-        """Does the task serve a coordinator? With parameter servers all but the first do; without, all are peers."""
-        return self.count("ps") > 0 and task.job != "evaluator" and task != self.tasks[0]
+        """Does the task serve a coordinator? With parameter servers all but the leader do; without, all are peers."""
+        return self.count("ps") > 0 and task.job != "evaluator" and task != self.leader
 
     def coordinator_of(self, task: Task) -> Task | None:
         """The task that goes on without this one when it is lost; None if its loss ends the job."""
-        leader, has_servers = self.tasks[0], self.count("ps") > 0
-        return leader if on_loss(task, leader=leader, has_servers=has_servers) is OnLoss.REPLACE else None
+        loss = on_loss(task, leader=self.leader, has_servers=self.count("ps") > 0)
+        return self.leader if loss is OnLoss.REPLACE else None
 
     def cluster(self, port: int | None = None, address: Callable[[str], str] = str) -> Cluster:
         """The cluster, seen from its first task.

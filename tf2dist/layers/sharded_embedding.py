@@ -6,9 +6,15 @@ the servers in turn. (TensorFlow's `variable_partitioner` makes variables that K
 `handle`.) A worker reads from each server only the rows that a batch needs, each once, and sends back their gradients.
 """
 
+# Keras ships no types.
+# pyright: strict, reportUnknownMemberType=false, reportUnknownVariableType=false, reportUntypedBaseClass=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false, reportUnknownLambdaType=false
+# pyright: reportMissingTypeStubs=false, reportUntypedClassDecorator=false, reportUntypedFunctionDecorator=false
+
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import keras
 import numpy as np
@@ -68,14 +74,14 @@ class ShardedEmbedding(keras.layers.Layer):
         self,
         input_dim: int,
         output_dim: int,
-        embeddings_initializer="uniform",
-        embeddings_regularizer=None,
-        embeddings_constraint=None,
+        embeddings_initializer: Any = "uniform",
+        embeddings_regularizer: Any = None,
+        embeddings_constraint: Any = None,
         mask_zero: bool = False,
-        weights=None,
+        weights: Any = None,
         shards: int | None = None,
-        **kwargs,
-    ):
+        **kwargs: Any,
+    ) -> None:
         for name, value in {"input_dim": input_dim, "output_dim": output_dim, "shards": shards}.items():
             if name == "shards" and value is None:
                 continue
@@ -95,7 +101,7 @@ class ShardedEmbedding(keras.layers.Layer):
             self.build()
             self.set_table(weights[0] if isinstance(weights, list) and len(weights) == 1 else weights)
 
-    def build(self, input_shape=None):
+    def build(self, input_shape: Any = None) -> None:
         if self.built:
             return
         if self.shards is None:
@@ -119,7 +125,7 @@ class ShardedEmbedding(keras.layers.Layer):
         assert self.shards is not None  # it is built
         return range(shard, self.input_dim, self.shards)
 
-    def _initializer(self, shard: int):
+    def _initializer(self, shard: int) -> Any:
         initializer = self.embeddings_initializer
         if self.shards == 1:
             return initializer
@@ -143,7 +149,7 @@ class ShardedEmbedding(keras.layers.Layer):
             return type(initializer).from_config({**config, "seed": _shard_seed(config["seed"], shard)})
         return initializer
 
-    def call(self, inputs):
+    def call(self, inputs: Any) -> Any:
         if isinstance(inputs, tf.RaggedTensor):
             return inputs.with_flat_values(self.call(inputs.flat_values))
         ids = keras.ops.convert_to_tensor(inputs, sparse=False)
@@ -159,7 +165,7 @@ class ShardedEmbedding(keras.layers.Layer):
         outputs.set_shape([*ids.shape, self.output_dim])
         return tf.cast(outputs, self.compute_dtype)
 
-    def _look_up(self, ids):
+    def _look_up(self, ids: Any) -> tuple[tf.Tensor, tf.Tensor | None]:
         """Returns the rows of ids i[n], f[n, output_dim], shard after shard, and each id's position in them i32[n]."""
         if self.shards == 1:
             return tf.gather(_gatherable(self.embeddings[0]), ids), None
@@ -171,7 +177,7 @@ class ShardedEmbedding(keras.layers.Layer):
         first = tf.cumsum(tf.reduce_sum(mine, 0), exclusive=True)
         return rows, tf.reduce_sum(mine * (first + tf.cumsum(mine, 0) - 1), 1)
 
-    def _assert_in_range(self, ids):
+    def _assert_in_range(self, ids: tf.Tensor) -> Any:
         # ~i falls where i rises. GPUs have a kernel for the largest of 64-bit integers, and none for the least.
         low, high = tf.bitwise.invert(tf.reduce_max(tf.bitwise.invert(ids))), tf.reduce_max(ids)
         inside = tf.logical_or(tf.equal(tf.size(ids), 0), tf.logical_and(low >= 0, high < self.input_dim))
@@ -181,13 +187,13 @@ class ShardedEmbedding(keras.layers.Layer):
         with tf.device("/cpu:0"):  # of this host: strings are on no GPU
             return tf.debugging.Assert(inside, said)
 
-    def compute_mask(self, inputs, mask=None):
+    def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
         return keras.ops.not_equal(inputs, 0) if self.mask_zero else None
 
-    def compute_output_shape(self, input_shape):
+    def compute_output_shape(self, input_shape: Any) -> tuple[Any, ...]:
         return (*input_shape, self.output_dim)
 
-    def compute_output_spec(self, inputs):
+    def compute_output_spec(self, inputs: Any) -> Any:
         shape, ragged = self.compute_output_shape(inputs.shape), getattr(inputs, "ragged", False)
         return keras.KerasTensor(shape, dtype=self.compute_dtype, ragged=ragged)
 
@@ -199,7 +205,7 @@ class ShardedEmbedding(keras.layers.Layer):
             table[number :: self.shards] = shard
         return table
 
-    def set_table(self, table) -> None:
+    def set_table(self, table: Any) -> None:
         """Sets the whole table, for example from a `keras.layers.Embedding`: `layer.set_table(other.embeddings)`.
 
         Args:
@@ -218,7 +224,7 @@ class ShardedEmbedding(keras.layers.Layer):
         for number, shard in enumerate(self.embeddings):
             shard.assign(table[number :: self.shards])
 
-    def load_own_variables(self, store):
+    def load_own_variables(self, store: Any) -> None:
         """Loads a saved table, also one with another number of shards (called by Keras)."""
         saved = len(store.keys())
         if saved in (0, len(self.embeddings)):
@@ -235,7 +241,7 @@ class ShardedEmbedding(keras.layers.Layer):
             table[shard::saved] = rows
         self.set_table(table)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return super().get_config() | {
             "input_dim": self.input_dim,
             "output_dim": self.output_dim,
@@ -255,7 +261,7 @@ def _server_count() -> int:
     return server_count(strategy)
 
 
-def _gatherable(shard: keras.Variable):
+def _gatherable(shard: keras.Variable) -> Any:
     """Returns what rows are gathered from: the TensorFlow variable, because a Keras variable would be read whole."""
     replica = tf.distribute.get_replica_context()
     if replica is None or replica.num_replicas_in_sync == 1:
@@ -266,7 +272,7 @@ def _gatherable(shard: keras.Variable):
 
 
 @tf.custom_gradient
-def _with_dense_gradient(table):
+def _with_dense_gradient(table: tf.Tensor) -> Any:
     return tf.identity(table), tf.convert_to_tensor
 
 
@@ -282,7 +288,7 @@ def _fan(initializer: keras.initializers.VarianceScaling, shape: tuple[int, int]
     return max(1.0, fans[initializer.mode])
 
 
-def _check_shardable(regularizer, constraint) -> None:
+def _check_shardable(regularizer: Any, constraint: Any) -> None:
     """Tests on a few rows whether regularizer and constraint give the same for shards as for the whole table.
 
     Raises:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from tf2dist.migrate import python_tokens
+from tf2dist.migrate.concepts import Concept
 from tf2dist.migrate.uses import uses
 from tf2dist.system import standard_output
 from tf2dist.system.commands import Parser, as_called
@@ -25,7 +26,8 @@ def main(arguments: Sequence[str]) -> int:
     parser = Parser(prog=as_called("migrate", "tf2dist.migrate"), allow_abbrev=False)
     parser.add_argument("files", metavar="FILE", nargs="+", help="a program, or a directory of them")
     options = parser.parse_args(arguments)
-    status, rows, count, files = 0, {}, 0, 0
+    status, count, files = 0, 0, 0
+    rows: dict[str, Concept] = {}
     for path in options.files:
         if not os.path.lexists(path):
             print(f"tf2dist.migrate: there is no file {path}", file=sys.stderr)

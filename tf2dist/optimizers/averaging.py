@@ -1,6 +1,14 @@
 """Moving averages of the weights that follow fast at first and slowly later, as `num_updates` made them in TF1."""
 
+# Keras ships no types.
+# pyright: strict, reportUnknownMemberType=false, reportUnknownVariableType=false, reportUntypedBaseClass=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false, reportUnknownLambdaType=false
+# pyright: reportMissingTypeStubs=false, reportUntypedClassDecorator=false, reportUntypedFunctionDecorator=false
+
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -23,12 +31,19 @@ class AveragingSGD(AveragesWeights, keras.optimizers.SGD):
         weights.
     """
 
-    def __init__(self, learning_rate=0.01, ema_momentum=0.99, keep_gradients=False, use_ema=True, **kwargs):
+    def __init__(
+        self,
+        learning_rate: Any = 0.01,
+        ema_momentum: float = 0.99,
+        keep_gradients: bool = False,
+        use_ema: bool = True,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(learning_rate, use_ema=use_ema, ema_momentum=ema_momentum, **kwargs)
         self.keep_gradients = keep_gradients
         self.gradients: list[keras.Variable | None] = []  # None as in `averages`
 
-    def build(self, variables):
+    def build(self, variables: Sequence[keras.Variable]) -> None:
         if self.built:
             return
         super().build(variables)
@@ -38,16 +53,16 @@ class AveragingSGD(AveragesWeights, keras.optimizers.SGD):
         if self.keep_gradients:
             self.gradients = self.add_optimizer_variables(variables, "gradient")
 
-    def update_step(self, gradient, variable, learning_rate):
+    def update_step(self, gradient: Any, variable: keras.Variable, learning_rate: Any) -> None:
         if self.keep_gradients:
             # Of a table's rows that were looked up: assigning that would leave the other rows' last gradients.
             self.assign(self.gradients[self.index_of(variable)], tf.convert_to_tensor(gradient))
         super().update_step(gradient, variable, learning_rate)
 
-    def average_decay(self, updates):
+    def average_decay(self, updates: tf.Tensor) -> tf.Tensor:
         return ops.minimum(self.ema_momentum, (1 + updates) / (10 + updates))
 
-    def swap_averages(self, variables) -> None:
+    def swap_averages(self, variables: Sequence[keras.Variable]) -> None:
         """Exchanges weights and averages, for evaluating with the averages; a second call changes back."""
         for variable, average in zip(variables, self.averages, strict=True):
             if average is None:
@@ -56,7 +71,7 @@ class AveragingSGD(AveragesWeights, keras.optimizers.SGD):
             variable.assign(ops.convert_to_numpy(average))
             average.assign(weights)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return super().get_config() | {"keep_gradients": self.keep_gradients}
 
 
@@ -69,8 +84,8 @@ class AveragingAdagrad(AveragesWeights, keras.optimizers.Adagrad):
     the means as its weights.
     """
 
-    def __init__(self, learning_rate=0.001, use_ema=True, **kwargs):
+    def __init__(self, learning_rate: Any = 0.001, use_ema: bool = True, **kwargs: Any) -> None:
         super().__init__(learning_rate, use_ema=use_ema, **kwargs)
 
-    def average_decay(self, updates):
+    def average_decay(self, updates: tf.Tensor) -> tf.Tensor:
         return updates / (3 + updates)

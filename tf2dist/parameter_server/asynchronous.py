@@ -186,7 +186,7 @@ class AsynchronousDispatcher:
         return result
 
     def _lost(self, token: Token, result: ExecutionResult) -> ExecutionResult:
-        """The result of an execution of which nobody knows how many steps were applied."""
+        """Revokes the token of an execution that may have applied some of its steps, and returns its result."""
         self._lost_steps = True
         self._tokens.revoke([token])  # whoever was taken for dead may be at it
         return result

@@ -17,15 +17,15 @@ class BatchNumbers:
 
     @property
     def has_gaps(self) -> bool:
-        """Are there unused numbers before others that were handed out?"""
+        """Whether unused numbers come before others that were handed out."""
         return bool(self._unused)
 
     def is_unused(self, number: int) -> bool:
-        """Is it to be handed out, again or for the first time?"""
+        """Whether the number is still to be handed out, again or for the first time."""
         return number >= self._next or any(number in numbers for numbers in self._unused)
 
     def hand_out(self, most: int) -> range:
-        """At most so many consecutive numbers, and at least one."""
+        """Hands out the next numbers: up to `most` consecutive ones, and at least one."""
         if not self._unused:
             self._next += most
             return range(self._next - most, self._next)
@@ -34,7 +34,7 @@ class BatchNumbers:
         return first[:most]
 
     def take_back(self, unused: Iterable[range]) -> None:
-        """These were not used."""
+        """Takes back numbers that were handed out and not used."""
         merged: list[range] = []
         for numbers in sorted([*self._unused, *filter(None, unused)], key=lambda numbers: numbers.start):
             if merged and merged[-1].stop == numbers.start:

@@ -13,7 +13,7 @@ _GENERATION = 1 << 32  # more than any place is used between two that are revoke
 
 @dataclass(frozen=True)
 class Token:
-    """What an execution is scheduled with.
+    """The token that an execution is scheduled with.
 
     Attributes:
       place: of its count, among those on the server.
@@ -33,7 +33,7 @@ class Token:
 
 
 class HeldToken:
-    """A token in the hands of the execution that has taken it. In a graph.
+    """The token of an execution that has begun, in the graph of that execution.
 
     Attributes:
       first: number i64[] of the first batch.
@@ -82,13 +82,13 @@ class FencingTokens:
         self._unsettled: list[Token] = []  # that were revoked, and whose steps were not counted yet
 
     def issue(self, first: int, steps: int) -> Token:
-        """A token for `steps` steps, from that on the batch of number `first` on."""
+        """Issues a token for `steps` steps, the first of them on batch number `first`."""
         place = next(iter(self._free))
         self._used[place] = token = Token(place, self._free.pop(place), first, steps)
         return token
 
     def give_back(self, token: Token, count: int, applied: int) -> None:
-        """The execution is over.
+        """Frees the token's place once its execution is over.
 
         Args:
           count: what `take` has returned in it, or the token's own if it never began.
@@ -100,7 +100,7 @@ class FencingTokens:
             self._settled[token.place] += applied
 
     def revoke(self, tokens: Sequence[Token]) -> None:
-        """Of what still runs with these tokens, no step is valid any more; they are given back."""
+        """Invalidates tokens, so that no further step is applied with them, and frees their places."""
         tokens = [token for token in tokens if self._used.get(token.place) is token]
         if not tokens:
             return
@@ -112,7 +112,7 @@ class FencingTokens:
         self._unsettled += tokens
 
     def settle(self) -> list[range]:
-        """The numbers of the batches on which no step was applied with revoked tokens.
+        """Returns the numbers of batches on which no step was applied with the tokens that were revoked.
 
         To be called before more are issued, when the server has ended all that workers have begun.
         """
@@ -127,7 +127,7 @@ class FencingTokens:
         return [numbers for numbers in left if numbers]
 
     def forget(self) -> None:
-        """A new training begins: nothing of the last one is valid, and no one asks what it has applied."""
+        """Invalidates all tokens of the last training, and drops its counts."""
         self.revoke(list(self._used.values()))  # one is left where an interrupt came between `issue` and its execution
         self._settled = self._applied.numpy().tolist()
         self._unsettled.clear()

@@ -32,11 +32,11 @@ class SentBatches:
 
     @property
     def kept(self) -> int:
-        """How many batches were read and are not known to be used."""
+        """How many batches were read and may still be needed."""
         return len(self._kept)
 
     def take(self, numbers: range) -> tuple[int, list[tf.Tensor], tf.Tensor]:
-        """The batches of these numbers: how many of the first ones, and what `single_batches` makes of them again.
+        """Returns how many of the first of these batches fit into one message, and the arguments of `single_batches`.
 
         Args:
           numbers: of batches that are kept, or are the next to be read.
@@ -51,9 +51,9 @@ class SentBatches:
             if batch is None or not group.takes(batch, size):
                 break
             group.add(batch, size)
-        if not group.batches:
+        if not group:
             raise tf.errors.OutOfRangeError(None, None, "the data has ended")
-        return len(group.batches), *group.tensors()
+        return len(group), *group.tensors()
 
     def _batch(self, number: int) -> list[tf.Tensor] | None:
         """The tensors of a batch; None where the stream has ended."""
@@ -65,10 +65,10 @@ class SentBatches:
         return self._kept.get(number)
 
     def forget(self, used: range) -> None:
-        """These batches were used."""
+        """Drops batches that were used."""
         for number in used:
             self._kept.pop(number, None)
 
     def forget_all_but(self, is_unused: Callable[[int], bool]) -> None:
-        """All batches that were read and have other numbers were used, or count as such."""
+        """Drops all batches but those whose numbers are unused."""
         self._kept = {number: batch for number, batch in self._kept.items() if is_unused(number)}

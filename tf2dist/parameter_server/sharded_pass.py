@@ -115,7 +115,7 @@ class ShardedPass:
 
     @property
     def _few(self) -> int:
-        """Shards of data that has enough batches for them."""
+        """The number of shards for data with enough batches."""
         return self._pool.count * _SHARDS_PER_WORKER
 
     def _shards(self, data: FiniteDataAdapter, count: int) -> Iterator[_Shard]:
@@ -174,7 +174,7 @@ class ShardedPass:
             raise
 
     def _takes_more(self, under_way: list[_Scheduled]) -> bool:
-        """May another shard be scheduled? So many that no worker waits, unless they fill this process's memory."""
+        """Whether another shard may be scheduled: enough that no worker waits, within this process's memory."""
         if len(under_way) < self._pool.count:
             return True
         held = sum(s.shard.nbytes for s in under_way)

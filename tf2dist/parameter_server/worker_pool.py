@@ -58,7 +58,7 @@ class WorkerPool:
         return remote
 
     def has_idle_worker(self) -> bool:
-        """Has a worker that is not lost nothing to do?"""
+        """Whether a worker that is not lost is idle."""
         lost = {task.index for task in session.current().lost_tasks() if task.job == "worker"}
         return bool(idle_workers(self._coordinator) - lost)
 
@@ -83,7 +83,7 @@ class WorkerPool:
                 waits += not self._ends.wait(_LOOK_SECONDS)
 
     def abandon(self, remotes: Sequence[Any]) -> None:
-        """Waits no more for scheduled functions that a worker is stopped in. Their errors are those of no call."""
+        """Stops waiting for scheduled functions whose worker is stuck; their errors are ignored."""
         for remote in remotes:
             abandon(self._coordinator, remote)
 
@@ -114,7 +114,7 @@ class WorkerPool:
         self._coordinator.done()
 
     def cancel(self) -> None:
-        """Ends all that is scheduled, after an error, and waits until no worker is at it. The error is over then, too.
+        """Cancels everything that is scheduled, after an error, and waits until no worker runs any of it.
 
         Raises:
           TrainingError: workers are still at it after 90 s.
@@ -173,7 +173,7 @@ class WorkerPool:
         return [ArrayPieces(array, nbytes) for array in tf.nest.flatten(arrays)]
 
     def first_replica(self, element) -> Any:
-        """Of an element, or a result, of all replicas of a worker, the first replica's."""
+        """Returns the first replica's part of a per-replica element or result."""
         return tf.nest.map_structure(lambda t: self.strategy.experimental_local_results(t)[0], element)
 
 

@@ -96,7 +96,7 @@ def _lookup_layers(model: keras.Model) -> list[keras.Layer]:
 
 
 def _placed(values) -> list[tuple[keras.Variable, tf.Tensor]]:
-    """Variables with their values, these on the variables' devices."""
+    """Moves values to the devices of their variables; returns variables and values."""
     placed = []
     for variable, value in values:
         with tf.device(variable.value.device):

@@ -25,16 +25,16 @@ from tf2dist.system import environment_variables
 _log = logging.getLogger("tf2dist")
 
 
-class Means(enum.Enum):
-    """What adds up gradients."""
+class Reduction(enum.Enum):
+    """How gradients are reduced."""
 
-    TENSORFLOWS = "TensorFlow's own choice"  # replicas on CPUs, or one replica
+    DEFAULT = "TensorFlow's own choice"  # replicas on CPUs, or one replica
     NCCL = "NCCL"
     ONE_DEVICE = "a reduction on one device"
     RING = "TensorFlow's ring"
 
 
-def choose(gpus: Sequence[int], processes: int, shared_by: int) -> Means:
+def choose(gpus: Sequence[int], processes: int, shared_by: int) -> Reduction:
     """Returns what adds up the gradients of a job.
 
     Args:
@@ -44,17 +44,17 @@ def choose(gpus: Sequence[int], processes: int, shared_by: int) -> Means:
     """
     shared = shared_by > 1 or len({*gpus}) < len(gpus)
     if not gpus or (processes == 1 and len(gpus) == 1):
-        return Means.TENSORFLOWS
+        return Reduction.DEFAULT
     if not shared:
-        return Means.NCCL
-    return Means.ONE_DEVICE if processes == 1 else Means.RING
+        return Reduction.NCCL
+    return Reduction.ONE_DEVICE if processes == 1 else Reduction.RING
 
 
 def within_process(replicas: Sequence[str]) -> tf.distribute.CrossDeviceOps | None:
     """Returns what adds up gradients between the devices of this process; None for TensorFlow's own choice."""
-    means = choose(devices.physical_gpus(replicas), 1, 1)
-    if means is Means.ONE_DEVICE:
-        _say(means)
+    reduction = choose(devices.physical_gpus(replicas), 1, 1)
+    if reduction is Reduction.ONE_DEVICE:
+        _say(reduction)
         return tf.distribute.ReductionToOneDevice()
     return None  # MirroredStrategy takes NCCL by itself where each device is a GPU
 
@@ -62,13 +62,15 @@ def within_process(replicas: Sequence[str]) -> tf.distribute.CrossDeviceOps | No
 def between_processes(replicas: Sequence[str], processes: int) -> tf.distribute.experimental.CommunicationOptions:
     """Returns how processes with these replicas each exchange gradients."""
     shared_by = environment_variables.count(environment_variables.GPUS_SHARED_BY, os.environ) or 1
-    means = choose(devices.physical_gpus(replicas), processes, shared_by)
+    reduction = choose(devices.physical_gpus(replicas), processes, shared_by)
     kinds = tf.distribute.experimental.CommunicationImplementation
-    if means in (Means.RING, Means.ONE_DEVICE):
-        _say(Means.RING)
-    chosen = {Means.NCCL: kinds.NCCL, Means.RING: kinds.RING, Means.ONE_DEVICE: kinds.RING}.get(means, kinds.AUTO)
+    if reduction in (Reduction.RING, Reduction.ONE_DEVICE):
+        _say(Reduction.RING)
+    chosen = kinds.AUTO if reduction is Reduction.DEFAULT else kinds.RING
+    if reduction is Reduction.NCCL:
+        chosen = kinds.NCCL
     return tf.distribute.experimental.CommunicationOptions(implementation=chosen)
 
 
-def _say(means: Means) -> None:
-    _log.info("tf2dist: replicas share a GPU, which NCCL refuses: gradients are added by %s", means.value)
+def _say(reduction: Reduction) -> None:
+    _log.info("tf2dist: replicas share a GPU, which NCCL refuses: gradients are added by %s", reduction.value)

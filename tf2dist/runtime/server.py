@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 import time
-import traceback
 from typing import NoReturn
 
 from tf2dist.cluster import heartbeat, rendezvous
@@ -91,6 +90,6 @@ def fork_worker_0_server(cluster: Cluster, limit: float) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         serve_and_exit(cluster.at(Task("worker", 0)), limit)
     except BaseException:
-        traceback.print_exc()
+        _log.exception("tf2dist: the server of worker 0 failed")
     finally:
         exit_now(1)

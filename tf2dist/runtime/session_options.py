@@ -22,7 +22,7 @@ def make(cluster: Cluster) -> tf.compat.v1.ConfigProto:
     tasks: a tenth of all processor time, measured.
     """
     options = tf.compat.v1.ConfigProto()
-    options.experimental.disable_thread_spinning = cluster.crowd > (os.cpu_count() or 1)
+    options.experimental.disable_thread_spinning = cluster.most_tasks_on_a_host > (os.cpu_count() or 1)
     options.gpu_options.allow_growth = True  # or TensorFlow's server takes all memory of all GPUs that it sees
     if cluster.task.job == "ps":
         options.device_count["GPU"] = 0  # it holds variables in the host's memory

@@ -1,5 +1,10 @@
 """Keras callbacks around our loop."""
 
+# Keras ships no types.
+# pyright: strict, reportUnknownMemberType=false, reportUnknownVariableType=false, reportUntypedBaseClass=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false, reportUnknownLambdaType=false
+# pyright: reportMissingTypeStubs=false, reportUntypedClassDecorator=false, reportUntypedFunctionDecorator=false
+
 from __future__ import annotations
 
 import logging

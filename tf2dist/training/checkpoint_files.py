@@ -50,7 +50,7 @@ def list_checkpoints(directory: str) -> list[str]:
 
 
 def written_at(path: str) -> tuple[int, int] | None:
-    """Something that is another when a checkpoint was replaced by one of the same step; None if it is not there."""
+    """Identifies one version of a checkpoint: another one after it was replaced; None if it does not exist."""
     try:
         found = os.stat(path)
     except FileNotFoundError:

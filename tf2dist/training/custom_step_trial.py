@@ -54,7 +54,7 @@ def check(step: CustomTrainStep, method: str, spec) -> None:
 
 @dataclass
 class _Outcome:
-    """What one update has come to.
+    """The results of one trial update.
 
     Attributes:
       gradients: of each replica of this process: what optimizers were to apply.
@@ -110,7 +110,7 @@ class _Trial:
         return run.get_concrete_function((element,) * self._slices.count)
 
     def fault(self) -> str:
-        """What differs; nothing if nothing does, or if that is not to be found out."""
+        """Returns what differs between the two updates; empty if nothing does, or if the trial says nothing."""
         if self._peers > 1 and not self._runs_in_all_peers():
             return ""
         with captured_variables.restored(self._function):

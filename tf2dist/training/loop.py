@@ -215,7 +215,7 @@ class TrainingLoop:
             callbacks.on_train_batch_end(finished - 1, self._sums.logs() if self._needs_batch_logs else None)
 
     def _ends_early(self, finished: int) -> bool:
-        """Has a callback stopped the training? As Keras, which looks after a batch; and no batch before is left out."""
+        """Whether a callback has stopped the training, after a batch as in Keras, with no batch before it left out."""
         return bool(self._model.stop_training and finished and not self._dispatcher.has_gaps)
 
     def _account(self, result: ExecutionResult) -> None:
@@ -233,5 +233,5 @@ class TrainingLoop:
 
 
 def _is_validation_epoch(epoch: int, frequency: int | Sequence[int]) -> bool:
-    """Is this epoch, counted from 0, one to validate after? As in Keras."""
+    """Whether to validate after this epoch, counted from 0, as in Keras."""
     return (epoch + 1) % frequency == 0 if isinstance(frequency, int) else epoch + 1 in frequency

@@ -24,7 +24,7 @@ _DRAWS = 2  # of rows: by accident one may show nothing either
 
 
 def slices_of_update(strategy: tf.distribute.Strategy, options: ParameterServer) -> int:
-    """Into how many slices each global batch is cut."""
+    """Returns the number of slices that each global batch is cut into."""
     if isinstance(strategy, tf.distribute.ParameterServerStrategy) and options.update == "sync":
         return worker_count(strategy) - options.backup_workers
     return strategy.num_replicas_in_sync
@@ -55,7 +55,7 @@ def check_loss(step: CompiledStep, spec, options: ParameterServer) -> None:
 
 
 def _has_unknown_loss(model: keras.Model, together: bool) -> bool:
-    """Has the model a loss, or a layer that might add one, of which it isn't known whether it can be cut?"""
+    """Whether the model has a loss, or a layer that may add one, that might not be a mean over examples."""
     losses = [c for c in keras_model.compiled_losses(model) if not global_batch_loss.is_of_each_example(c)]
     layers = [model, *keras_model.layers_of(model)]
     own_layers = [layer for layer in layers if not _is_of_keras(layer) or not _is_of_keras(layer.activity_regularizer)]
@@ -98,7 +98,7 @@ def _try(step: CompiledStep, batch, together: bool) -> str:
 
 
 def _suspects(model: keras.Model, added) -> str:
-    """What has computed losses that are not Keras's own."""
+    """Names the parts of the model that may have computed the loss, for the error message."""
     found = [f"compute_loss of {type(model).__name__}"] if keras_model.overrides_compute_loss(model) else []
     found += [c.name for c in keras_model.compiled_losses(model) if not global_batch_loss.is_of_each_example(c)]
     layers = {id(layer): layer.name for layer in [model, *keras_model.layers_of(model)]}
@@ -107,7 +107,7 @@ def _suspects(model: keras.Model, added) -> str:
 
 
 def computes_in_16_bits(model: keras.Model) -> bool:
-    """Does any of the layers?"""
+    """Whether any layer computes in float16 or bfloat16."""
     return bool({layer.compute_dtype for layer in keras_model.layers_of(model)} & {"float16", "bfloat16"})
 
 

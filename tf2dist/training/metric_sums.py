@@ -21,7 +21,7 @@ class MetricSums:
 
     @property
     def loss_is_nan(self) -> bool:
-        """Has the loss become NaN?"""
+        """Whether the loss has become NaN."""
         return bool(np.isnan(self.values[0]))
 
     def take_up(self, sums: Sequence[np.ndarray]) -> bool:

@@ -45,10 +45,10 @@ def check_before_building(model: keras.Model) -> None:
             "which XLA cannot read; compile it without, or use a strategy that keeps them with the replicas"
         )
     if own := overridden_step(model):
-        check_own_steps(model, own)
+        check_custom_step(model, own)
 
 
-def check_own_steps(model: keras.Model, own: str) -> None:
+def check_custom_step(model: keras.Model, own: str) -> None:
     """Raises ValueError for a model that overrides the method `own`, on a strategy that needs Keras's."""
     strategy = model.distribute_strategy
     if isinstance(strategy, VARIABLES_ELSEWHERE):

@@ -66,11 +66,11 @@ class PreparedModel:
         self.dispatcher = choose_dispatcher(self.strategy, options)
         self._tuner = StepsPerExecutionTuner()
         self._step: CompiledStep | None = None
-        self._own_steps: dict[str, CustomTrainStep] = {}  # by the model's methods, whose logs differ
+        self._custom_steps: dict[str, CustomTrainStep] = {}  # by the model's methods, whose logs differ
         self._checked: list = []  # names of steps with specs of data that they were found to take
 
     def is_current(self) -> bool:
-        """Was the model not compiled anew since?"""
+        """Whether the model is still the one that was prepared, not compiled again since."""
         now = keras_model.compile_identity(self.model)
         return all(a is b for a, b in zip(self._identity, now, strict=True))
 
@@ -92,13 +92,13 @@ class PreparedModel:
                 compute_output_spec(self.model.predict_step, batch)
             elif not keras_model.overridden_step(self.model):
                 _build(self.model, batch)
-            own = step != "predict_step" and keras_model.own_steps(self.model, batch)
+            own = step != "predict_step" and keras_model.custom_step(self.model, batch)
             if own:
-                model_validation.check_own_steps(self.model, own)
-                self._own_steps.setdefault(step, CustomTrainStep(self.model)).build(step, batch)
+                model_validation.check_custom_step(self.model, own)
+                self._custom_steps.setdefault(step, CustomTrainStep(self.model)).build(step, batch)
         model_validation.check_after_building(self.model)
         if own and self.strategy.num_replicas_in_sync > 1:
-            custom_step_trial.check(self._own_steps[step], step, spec)
+            custom_step_trial.check(self._custom_steps[step], step, spec)
         if not own and step != "predict_step":
             model_validation.check_metrics(self.model, spec)
         self._checked.append((step, spec))
@@ -106,8 +106,8 @@ class PreparedModel:
     def train_step(self, data: DataAdapter, step: str = "train_step") -> TrainStep:
         """The model's train step, after building the model for this data; `step` as for `build`."""
         self.build(data, step)
-        if step in self._own_steps:
-            return self._own_steps[step]
+        if step in self._custom_steps:
+            return self._custom_steps[step]
         if self._step is None:
             self._step = self._compiled_step(data)
             if isinstance(self.strategy, tf.distribute.ParameterServerStrategy):
@@ -124,7 +124,7 @@ class PreparedModel:
     @functools.cached_property
     def train_function(self) -> Any:
         """An execution of training steps, for the dispatcher. `train_step` must have been called."""
-        step = self._own_steps.get("train_step", self._step)
+        step = self._custom_steps.get("train_step", self._step)
         assert step is not None
         return self.dispatcher.compile(step)
 
@@ -134,7 +134,7 @@ class PreparedModel:
 
     @contextlib.contextmanager
     def _one_pass(self, data: FiniteDataAdapter) -> Iterator[None]:
-        """Around what reads all of the data once."""
+        """Begins and ends one pass over the data, and closes it after an error."""
         data.end_epoch()
         data.begin_epoch()
         try:

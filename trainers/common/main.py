@@ -178,15 +178,17 @@ def _join(has_strategy: bool, shared: SharedFlags):
 
 def _run_local_cluster(shared: SharedFlags, prepared) -> int:
     """Runs this same command in every process of a local cluster; returns its exit status."""
+    from tf2dist.launch import cluster_layout
     from tf2dist.launch.backends import local
 
     spec = sys.modules["__main__"].__spec__
     program = [spec.name if spec else os.path.abspath(sys.argv[0]), *sys.argv[1:]]
+    ps = shared.ps if shared.strategy == "ps" else 0
     return local.run(
         program,
-        ps=shared.ps if shared.strategy == "ps" else 0,
+        ps=ps,
         workers=shared.workers,
         env={environment_variables.PREPARED: json.dumps(prepared)},
-        quiet_prefix_for="chief 0" if shared.strategy == "ps" else "worker 0",
+        quiet_prefix_for=str(cluster_layout.place_tasks(ps, shared.workers).leader),
         isolate=True,  # keeps others from its ports; all that it reads and writes is on this machine's file systems
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tf2dist.cluster.environments.environment import Environment
 from tf2dist.cluster.spec import Cluster, ClusterError, Task
 
 
@@ -62,5 +63,5 @@ def from_hosts(
     ps_hosts: list[str], worker_hosts: list[str], job_name: str | None, task_index: int | None
 ) -> Cluster | None:
     """Returns the cluster of these flags, as of `HostFlags`; None when none was given."""
-    flags = HostFlags(ps_hosts, worker_hosts, job_name, task_index)
+    flags: Environment = HostFlags(ps_hosts, worker_hosts, job_name, task_index)
     return flags.cluster() if flags.detect() else None

@@ -81,7 +81,7 @@ def _silenced_stderr():
         os.close(nowhere)
 
 
-def _stop(number, frame):
+def _stop(number: int, frame: object) -> None:
     """Exits by an exception, so that half-written files are removed; ignores further signals meanwhile."""
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, signal.SIG_IGN)

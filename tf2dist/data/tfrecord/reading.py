@@ -1,5 +1,11 @@
 """Reads TFRecord files of images, as arrays or as a `tf.data.Dataset` of batches."""
 
+# TensorFlow ships no types.
+# pyright: strict, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false, reportUnknownLambdaType=false
+
+from __future__ import annotations
+
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +20,7 @@ if TYPE_CHECKING:
 
 def read(
     paths: Path | Iterable[Path], batch_size: int, *, shuffle: int = 0, seed: int | None = None
-) -> "tf.data.Dataset":
+) -> tf.data.Dataset[Any]:
     """Returns batches of (images f32[b, 28, 28] in 0..1, labels i64[b]), one pass over all files.
 
     The last batch may be smaller. The pipeline consists of TensorFlow operations only, so it also runs in a
@@ -43,7 +49,7 @@ def read(
     if shuffle:
         records = records.shuffle(shuffle, seed)
 
-    def scaled(batch):
+    def scaled(batch: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         images, labels = _parse(batch)
         return tf.cast(images, tf.float32) / 255, labels
 
@@ -56,14 +62,14 @@ def read(
     return parsed.prefetch(tf.data.AUTOTUNE)
 
 
-def load(paths: Path | Iterable[Path]) -> "tuple[np.ndarray, np.ndarray]":
+def load(paths: Path | Iterable[Path]) -> tuple[np.ndarray, np.ndarray]:
     """Reads all records, file after file: images u8[n, 28, 28], labels i64[n]. Raises DataError."""
     names = path_list(paths)
     count_records(names)
     return read_arrays(names, _parse)
 
 
-def _parse(records: "tf.Tensor"):
+def _parse(records: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Parses serialized examples string[b] to images u8[b, 28, 28], labels i64[b]."""
     import tensorflow as tf
 
@@ -73,7 +79,7 @@ def _parse(records: "tf.Tensor"):
     raw, pixels, labels = batch["image_raw"], batch["pixels"], batch["label"]
     sizes = tf.strings.length(raw)
 
-    def check(good, message, values):
+    def check(good: Any, message: str, values: tf.Tensor) -> Any:
         return tf.debugging.Assert(tf.reduce_all(good), [message, tf.boolean_mask(values, ~good)], summarize=5)
 
     checks = [

@@ -1,5 +1,9 @@
 """Writes images to TFRecord files."""
 
+# TensorFlow ships no types.
+# pyright: strict, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false, reportUnknownLambdaType=false
+
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 

@@ -6,8 +6,7 @@ import pytest
 
 import tf2dist
 from tests.conftest import sampled
-from tests.models import ROWS
-from tests.own_step_cases import (
+from tests.custom_step_cases import (
     BATCH,
     CASES,
     MaskedByHand,
@@ -26,6 +25,7 @@ from tests.own_step_cases import (
     sgd,
     x,
 )
+from tests.models import ROWS
 from tf2dist.errors import TrainingError
 
 
