@@ -13,20 +13,16 @@ import pytest
 from tests.house.source import ROOT
 
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pyright"]
-# A method that is missing in each implementation of each interface, by file: its class, and the method.
+# Classes by file, each without one of its methods. Of several classes in one union or tuple the checker names the first
+# that does not fit, so one of them stands for all.
 IMPLEMENTATIONS = {
     "tf2dist/execution/replica_dispatcher.py": [("ReplicaDispatcher", "schedule")],
     "tf2dist/parameter_server/asynchronous.py": [("AsynchronousDispatcher", "schedule")],
     "tf2dist/parameter_server/synchronous.py": [("SynchronousDispatcher", "schedule")],
     "tf2dist/execution/compiled_step.py": [("CompiledStep", "zero_sums")],
     "tf2dist/execution/custom_train_step.py": [("CustomTrainStep", "zero_sums")],
-    "tf2dist/input/array_adapter.py": [("Examples", "by_number"), ("ArrayBatches", "make")],
-    "tf2dist/input/dataset_adapter.py": [("DatasetAdapter", "by_number")],
-    "tf2dist/input/input_function_adapter.py": [("InputFunctionAdapter", "by_number")],
     "tf2dist/input/python_adapter.py": [("PythonAdapter", "by_number")],
-    "tf2dist/parameter_server/worker_batches.py": [("IteratorBatches", "take"), ("NumberedBatches", "take")],
-    "tf2dist/cluster/environments/cluster_json.py": [("JsonEnvironment", "detect")],  # TFJob's own is left
-    "tf2dist/cluster/environments/sagemaker.py": [("SageMaker", "detect")],
+    "tf2dist/parameter_server/worker_batches.py": [("NumberedBatches", "take")],
     "tf2dist/cluster/environments/slurm.py": [("Slurm", "detect")],
     "tf2dist/cluster/environments/host_flags.py": [("HostFlags", "detect")],
     "tf2dist/launch/backends/local.py": [("LocalBackend", "start")],
@@ -85,7 +81,6 @@ def test_what_does_not_fit_an_interface_is_seen(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=380, env={**os.environ})
     assert done.returncode == 1, done.stderr
     kinds = [kind for methods in IMPLEMENTATIONS.values() for kind, _ in methods]
-    names = {"JsonEnvironment": "TFConfig"}
-    unseen = [kind for kind in kinds if f'"{names.get(kind, kind)}' not in done.stdout and kind not in done.stdout]
+    unseen = [kind for kind in kinds if f'"{kind}" is incompatible with protocol' not in done.stdout]
     assert unseen == [], done.stdout
     assert [wrong for _, wrong in CALLERS.values() if wrong.strip("()").rpartition(".")[2] not in done.stdout] == []
