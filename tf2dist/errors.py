@@ -19,6 +19,22 @@ class CheckpointError(ValueError):
     """A checkpoint that cannot be restored (of another model, unreadable) or written. The message is one line."""
 
 
+START_AGAIN = 75  # the exit status of a job that was asked to stop and has saved (EX_TEMPFAIL): start it again to go on
+
+
+class Preempted(SystemExit):
+    """Ends the program of a job that was asked to stop and has saved, with status 75: "start me again".
+
+    It is no `Exception`, so that what a program does about its errors does not stop it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(START_AGAIN)
+
+    def __reduce__(self):
+        return type(self), ()
+
+
 class ShardError(ValueError):
     """A function that `map_reduce` has called failed on one shard.
 

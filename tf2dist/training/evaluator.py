@@ -1,7 +1,7 @@
 """The evaluator: a task of its own that evaluates each checkpoint that a training writes.
 
-It needs no connection to the training, only its directory of checkpoints. It ends when the training has ended, or
-when the training's status there was not updated for a while.
+It needs no connection to the training, only its directory of checkpoints. It ends when the training has ended, to be
+started again with it if that was preempted, or when the training's status there was not updated for a while.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ def follow(
 
     Raises:
       TaskLostError: the training has failed, or its status was not updated for a minute.
+      Preempted: the training's job was, or this process: the next one evaluates what is there.
     """
+    session.current().preemption.saved()  # it has nothing to lose
     history = keras.callbacks.History()
     history.set_model(prepared.model)
     history.on_train_begin()
@@ -114,6 +116,8 @@ def _new_checkpoints(directory: str) -> Iterator[str]:
         silent = time.monotonic() - changed
         if state == "failed" and fresh:
             raise TaskLostError(f"the training in {directory} has failed")
+        if state == "preempted" and fresh:
+            session.current().preemption.end()
         if state == "done" and fresh:
             return
         if not fresh and silent > limit:

@@ -1,0 +1,276 @@
+"""What a process does when it gets SIGTERM, or is told that its job is to stop."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.threads import background
+from tf2dist.cluster.roles import Role
+from tf2dist.errors import START_AGAIN, Preempted, UsageError
+from tf2dist.runtime import session
+from tf2dist.runtime.preemption import Preemption
+from tf2dist.runtime.session import Session
+
+DEADLINE = 60.0
+pytestmark = pytest.mark.timeout(120)
+HEAD = """
+import atexit, ctypes, os, signal, sys, threading, time
+from tf2dist.runtime import preemption, sigterm
+sigterm.SAME_REQUEST = 0.0
+def say(text):
+    os.write(1, f"{text}\\n".encode())
+job = preemption.Preemption(by_signal=True)
+job.tell_by(lambda: say("told"))
+atexit.register(job.leave)
+"""
+
+
+class Program:
+    """A program under way, which says where it is in lines."""
+
+    def __init__(self, code, before=(), **env):
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **env}
+        self.process = subprocess.Popen(
+            [*before, sys.executable, "-c", HEAD + code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env=env,
+        )  # fmt: skip
+
+    def until(self, line):
+        found = self.process.stdout.readline()
+        assert found == f"{line}\n", (found, self.process.stderr.read() if not found else "")
+
+    def ask(self):
+        self.process.send_signal(signal.SIGTERM)
+
+    def ends(self):
+        out, err = self.process.communicate(timeout=DEADLINE)
+        return self.process.returncode, out, err
+
+
+@pytest.fixture
+def program():
+    started = []
+
+    def start(code, before=(), **env):
+        started.append(Program(code, before, **env))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.process.kill()
+        each.process.communicate()
+
+
+TRAINS = """
+with job.training():
+    say("trains")
+    while not job.stops_training:
+        time.sleep(0.01)
+    say("saves")
+    {body}
+    job.saved()
+    job.end()
+"""
+
+
+def test_a_training_saves_and_ends(program):
+    job = program(TRAINS.format(body=""))
+    job.until("trains")
+    job.ask()
+    status, out, _ = job.ends()
+    assert status == START_AGAIN
+    assert sorted(out.split()) == ["saves", "told"]
+
+
+def test_a_second_signal_ends_at_once(program):
+    job = program(TRAINS.format(body="time.sleep(1000)"))
+    job.until("trains")
+    job.ask()
+    assert {job.process.stdout.readline() for _ in range(2)} == {"told\n", "saves\n"}
+    job.ask()
+    assert job.ends()[0] == -signal.SIGTERM
+
+
+def test_a_second_signal_ends_what_waits_outside_of_python(program):
+    """Where Python runs no handler."""
+    mutex = "libc, lock = ctypes.CDLL(None), ctypes.create_string_buffer(64); libc.pthread_mutex_lock(lock)"
+    job = program(f"{mutex}\nwith job.training():\n    say('waits')\n    libc.pthread_mutex_lock(lock)")
+    job.until("waits")
+    job.ask()
+    job.until("told")
+    job.ask()
+    assert job.ends()[0] == -signal.SIGTERM
+
+
+def test_two_signals_at_once_are_one(program):
+    """A platform that signals all processes of a service also signals the launcher, which passes it on."""
+    job = program("sigterm.SAME_REQUEST = 1000.0\n" + TRAINS.format(body="input()"))
+    job.until("trains")
+    job.ask()
+    assert {job.process.stdout.readline() for _ in range(2)} == {"told\n", "saves\n"}
+    job.ask()
+    job.process.kill() if job.process.poll() is not None else None
+    assert job.process.poll() is None
+
+
+@pytest.mark.parametrize("code", ["job.handle_sigterm()", "with job.training(): pass"])
+def test_what_has_nothing_saved_ends_as_ever(program, code):
+    job = program(f"{code}\nsay('runs')\ntime.sleep(1000)")
+    job.until("runs")
+    job.ask()
+    assert job.ends()[:2] == (-signal.SIGTERM, "")
+
+
+def test_what_has_all_saved_ends_to_be_started_again(program):
+    job = program(
+        "atexit.register(lambda: say(job.leave()))\njob.at_end(lambda: say('notes'))\n"
+        "with job.training(): pass\njob.saved()\nsay('runs')\ntime.sleep(1000)"
+    )
+    job.until("runs")
+    job.ask()
+    status, out, _ = job.ends()
+    assert status == START_AGAIN
+    assert [line for line in out.split() if line != "told"] == ["notes", "75"]
+    assert out.count("told") == 1
+
+
+def test_who_says_good_bye_is_not_interrupted(program):
+    job = program(
+        "with job.training(): pass\njob.saved()\nassert job.leave() == 0\nsay('leaves')\n"
+        "while not job.ends_well: time.sleep(0.01)"
+    )
+    job.until("leaves")
+    job.ask()
+    assert job.ends()[0] == 0
+
+
+@pytest.mark.parametrize("handler", ["lambda *_: sys.exit(9)", "signal.SIG_IGN"])
+def test_a_handler_of_the_programs_own_stays(program, handler):
+    job = program(
+        f"signal.signal(signal.SIGTERM, {handler})\nbefore = signal.getsignal(signal.SIGTERM)\n"
+        "with job.training():\n    say(signal.getsignal(signal.SIGTERM) is before)"
+    )
+    job.until("True")
+    assert job.ends()[0] == 0
+
+
+@pytest.mark.parametrize(("value", "handled"), [("1", True), ("0", False), ("", False), (None, False)])
+def test_nobody_handles_a_signal_who_was_not_told_to(program, value, handled):
+    env = {} if value is None else {"TF2DIST_PREEMPTIBLE": value}
+    job = program(
+        "with preemption.Preemption().training(): say(signal.getsignal(signal.SIGTERM) != signal.SIG_DFL)", **env
+    )
+    job.until(str(handled))
+
+
+def test_a_switch_that_is_none(monkeypatch):
+    monkeypatch.setenv("TF2DIST_PREEMPTIBLE", "yes")
+    with pytest.raises(UsageError, match="TF2DIST_PREEMPTIBLE is 'yes'; it must be 1 or 0"):
+        Preemption().handle_sigterm()
+
+
+def test_processes_that_a_program_forks_are_its_own(program):
+    """The end of one that reads its data, say, asks for nothing."""
+    job = program("""
+job.handle_sigterm()
+pid = os.fork()
+if not pid:
+    time.sleep(1000)
+os.kill(pid, signal.SIGTERM)
+say(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+say(bool(job.ends_well or job.stops_training))
+""")
+    job.until("-15")
+    job.until("False")
+
+
+def test_an_event_loop_keeps_its_pipe(program):
+    """The signal is handled all the same."""
+    job = program(
+        "here, there = os.pipe2(os.O_NONBLOCK)\nsignal.set_wakeup_fd(there)\n"
+        + TRAINS.format(body="say(signal.set_wakeup_fd(-1) == there)")
+    )
+    job.until("trains")
+    job.ask()
+    status, out, _ = job.ends()
+    assert status == START_AGAIN
+    assert sorted(out.split()) == ["True", "saves", "told"]
+
+
+def as_process_1():
+    """What starts a command as process 1 of a container, or why that cannot be here."""
+    ways = ["unshare --pid --fork --kill-child", "unshare --user --map-root-user --pid --fork --kill-child"]
+    for way in ways if shutil.which("unshare") else ():
+        if subprocess.run([*way.split(), "true"], capture_output=True, check=False).returncode == 0:
+            return way.split()
+    return None
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("with job.training():\n    ask()\n    while not job.stops_training: pass\n    job.saved()\n    job.end()", 75),
+        (
+            "with job.training():\n    ask()\n    while not job.stops_training: pass\n    ask()\n    time.sleep(1000)",
+            143,
+        ),
+        ("job.handle_sigterm()\nask()\ntime.sleep(1000)", 143),
+    ],
+)
+def test_as_process_1_of_a_container(program, code, status):
+    """Which the kernel protects from signals that it does not handle."""
+    before = as_process_1()
+    if before is None:
+        pytest.skip("no process namespaces here")
+    # Another process of the container, which is no child that the interpreter waits for.
+    ask = "def ask():\n    import subprocess\n    subprocess.run(['kill', '-TERM', '1'])\n"
+    job = program(f"assert os.getpid() == 1\n{ask}{code}", before)
+    assert job.ends()[0] == status
+
+
+def test_a_loss_after_all_is_saved_is_no_failure(monkeypatch):
+    """Another peer may have ended before, since it was asked to."""
+    ended, noted = [], []
+    monkeypatch.setattr(session, "exit_now", ended.append)
+    monkeypatch.setattr(session.FailureReporter, "end_for_loss", lambda self, why: ended.append(why))
+    peer = Session(role=Role.PEER)
+    peer.preemption.at_end(lambda: noted.append("noted"))
+    peer.end_for_loss("first")
+    peer.preemption.request("another peer was asked to stop")
+    with peer.preemption.training():
+        peer.end_for_loss("second")
+    peer.preemption.saved()
+    peer.end_for_loss("third")
+    assert ended[:2] == ["first", "second"]
+    assert ended[2] == START_AGAIN
+    assert noted == ["noted"]
+
+
+def test_others_are_told_once_whoever_asks_first():
+    told = []
+    job = Preemption()
+    job.request("first")
+    job.tell_by(lambda: told.append("told"))
+    job.request("second")
+    assert told == ["told"]
+
+
+def test_the_task_that_leads_makes_the_file_that_a_batch_script_looks_for(monkeypatch, tmp_path):
+    monkeypatch.setenv("TF2DIST_PREEMPTED_FILE", str(tmp_path / "mark"))
+    for leads in (False, True):
+        with pytest.raises(Preempted):
+            Preemption(leads=leads).end()
+        assert (tmp_path / "mark").exists() == leads
+
+
+def test_an_offer_is_refused_where_nothing_is_saved():
+    job = Preemption()
+    assert not job.offer("worker 1 was asked to stop")
+    with job.training():
+        assert not job.stops_training
+        assert background(job.offer, "worker 1 was asked to stop").result(DEADLINE)
+        assert job.stops_training

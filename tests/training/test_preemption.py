@@ -1,0 +1,252 @@
+"""`tf2dist.preempt` at every kind of moment of a call of `fit`; the next call ends with what one alone would have."""
+
+import json
+import os
+
+import keras
+import numpy as np
+import pytest
+
+import tf2dist
+from tests.conftest import SINGLE_PROCESS_SLOWLY, sampled, strategies
+from tests.models import OPTIMIZERS, classifier, data, weights
+from tf2dist.cluster.roles import Role
+from tf2dist.errors import START_AGAIN, CheckpointError, Preempted
+from tf2dist.runtime import session
+from tf2dist.runtime.session import Session
+from tf2dist.training import checkpoint_files
+from tf2dist.training.training_status import read_status, write_status
+
+BATCH, STEPS, EPOCHS = 16, 7, 4  # 103 rows are 7 batches
+strategy = strategies(SINGLE_PROCESS_SLOWLY)
+
+
+class At(keras.callbacks.Callback):
+    """Calls `action` once, the first time that a hook is called when so many epochs and batches were made."""
+
+    def __init__(self, hook, epoch, action, batch=0):
+        super().__init__()
+        self.epoch, self.done = 0, False
+
+        def act(number, logs=None):
+            if not self.done and self.epoch == epoch and (number or 0) >= batch:
+                self.done = True
+                action(self.model)
+
+        if hook == "on_train_end":
+            self.on_train_end = lambda logs=None: action(self.model)
+        elif hook == "on_epoch_end":
+            self.at_epoch_end = act
+        else:
+            setattr(self, hook, act)
+
+    at_epoch_end = None
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_epoch_end(self, epoch, logs=None):
+        if self.at_epoch_end:
+            self.at_epoch_end(0)
+
+
+class Ends(keras.callbacks.Callback):
+    """The epochs that have ended, with their logs, in all calls of `fit`."""
+
+    def __init__(self):
+        super().__init__()
+        self.ended = []
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.ended.append((epoch, logs))
+
+    def as_ended(self):
+        """A hook for a batch has an evaluation add up its batches in another way."""
+        return [(epoch, pytest.approx(logs, rel=1e-6)) for epoch, logs in self.ended]
+
+
+def ask(model):
+    tf2dist.preempt("the test")
+
+
+def stop(model):
+    model.stop_training = True
+
+
+def stop_and_ask(model):
+    stop(model)
+    ask(model)
+
+
+@pytest.fixture
+def process(monkeypatch):
+    """process(): from here on as in a process that has joined nothing."""
+
+    def begin(**options):
+        monkeypatch.setattr(session, "_current", Session(**options))
+
+    begin()
+    return begin
+
+
+def fit(strategy, *callbacks, epochs=EPOCHS, **options):
+    with strategy.scope():
+        model = classifier(OPTIMIZERS["adam"](), keras.layers.Dropout(0.3, seed=1))
+    tf2dist.fit(
+        model, data(), batch_size=BATCH, seed=3, epochs=epochs, steps_per_execution=2, validation_data=data(1),
+        validation_batch_size=BATCH, callbacks=[*callbacks], **options,
+    )  # fmt: skip
+    return model
+
+
+MOMENTS = {
+    "before the first step": ("on_train_begin", 0, 0, ask),
+    "in an epoch": ("on_train_batch_end", 1, 3, ask),
+    "at the last step of an epoch": ("on_train_batch_end", 1, STEPS - 1, ask),
+    "in a validation": ("on_test_batch_end", 1, 0, ask),
+    "at the end of an epoch": ("on_epoch_end", 1, 0, ask),
+    "in the last validation": ("on_test_batch_end", EPOCHS - 1, 0, ask),
+    "at the end of the last epoch": ("on_epoch_end", EPOCHS - 1, 0, ask),
+    "after the last step": ("on_train_end", EPOCHS - 1, 0, ask),
+}
+SAMPLE = ("in an epoch", "in a validation", "after the last step")
+
+
+@pytest.mark.parametrize("moment", sampled(MOMENTS, SAMPLE, [*{*MOMENTS} - {*SAMPLE}]))
+def test_the_next_call_ends_as_one_alone_would(strategy, tmp_path, process, moment):
+    expected = fit(strategy, alone := Ends())
+    hook, epoch, batch, action = MOMENTS[moment]
+    ends = Ends()
+    with pytest.raises(Preempted) as error:
+        fit(strategy, tf2dist.Checkpoint(tmp_path), At(hook, epoch, action, batch), ends)
+    assert error.value.code == START_AGAIN == 75
+    assert read_status(tmp_path)[0] == "preempted"
+    process()
+    model = fit(strategy, tf2dist.Checkpoint(tmp_path), ends)
+    assert tf2dist.updates(model) == EPOCHS * STEPS
+    for ours, theirs in zip(model.weights, expected.weights, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert ends.ended == alone.as_ended()
+    assert read_status(tmp_path)[0] == "done"
+
+
+STOPS = {
+    "in an epoch": ("on_train_batch_end", 1, 3, stop_and_ask),
+    "at the end of an epoch": ("on_epoch_end", 1, 0, stop_and_ask),
+    "and then asked in its validation": ("on_train_batch_end", 1, 3, stop),
+    "and then asked after the training": ("on_epoch_end", 1, 0, stop),
+}
+
+
+@pytest.mark.parametrize("when", sampled(STOPS, ("and then asked after the training",), [*STOPS][:3]))
+def test_a_training_that_a_callback_has_stopped_is_not_gone_on_with(tf, tmp_path, process, when):
+    """The next job knows of it, though not of the callback, which may have counted epochs."""
+    strategy = tf2dist.make_strategy("one")
+    hook, epoch, batch, action = STOPS[when]
+    alone, ends = Ends(), Ends()
+    expected = fit(strategy, At(hook, epoch, stop, batch), alone)
+    second = {
+        "and then asked in its validation": At("on_test_batch_end", 1, ask),
+        "and then asked after the training": At("on_train_end", 1, ask),
+    }.get(when, Ends())
+    with pytest.raises(Preempted):
+        fit(strategy, tf2dist.Checkpoint(tmp_path), At(hook, epoch, action, batch), second, ends)
+    for _ in range(2):  # a job that is asked again when there is nothing left to train
+        process()
+        with pytest.raises(Preempted):
+            fit(strategy, tf2dist.Checkpoint(tmp_path), At("on_train_end", 0, ask), ends)
+    process()
+    model = fit(strategy, tf2dist.Checkpoint(tmp_path), ends)
+    assert tf2dist.updates(model) == tf2dist.updates(expected) < EPOCHS * STEPS
+    for ours, theirs in zip(weights(model), weights(expected), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert ends.ended == alone.as_ended()
+    more = fit(strategy, tf2dist.Checkpoint(tmp_path))  # nobody has asked that job to stop
+    assert tf2dist.updates(more) == EPOCHS * STEPS
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_the_same_step_is_written_again(tf, tmp_path, process):
+    """One that was due at the last step of an epoch says nothing of a validation that was not made."""
+    strategy, ends = tf2dist.make_strategy("one"), Ends()
+    expected = fit(strategy, alone := Ends())
+    with pytest.raises(Preempted):
+        fit(strategy, tf2dist.Checkpoint(tmp_path, every_steps=STEPS), At("on_test_batch_end", 1, ask), ends)
+    process()
+    model = fit(strategy, tf2dist.Checkpoint(tmp_path), ends)
+    assert ends.ended == alone.as_ended()
+    np.testing.assert_array_equal(weights(model)[0], weights(expected)[0])
+
+
+@pytest.mark.parametrize("epoch", [pytest.param(1, marks=pytest.mark.slow), EPOCHS - 1])
+def test_an_epoch_that_was_ended_by_the_next_job_is_not_ended_again(tf, tmp_path, process, epoch):
+    """The checkpoint that says so is of the same step as the one before."""
+    strategy, alone, ends = tf2dist.make_strategy("one"), Ends(), Ends()
+    fit(strategy, alone)
+    for hook in ("on_test_batch_end", "on_epoch_end"):
+        with pytest.raises(Preempted):
+            fit(strategy, tf2dist.Checkpoint(tmp_path), At(hook, epoch, ask), ends)
+        process()
+    fit(strategy, tf2dist.Checkpoint(tmp_path), ends)
+    assert ends.ended == alone.as_ended()
+
+
+def test_without_a_checkpoint_training_goes_on(tf, process):
+    model = fit(tf2dist.make_strategy("one"), At("on_train_batch_end", 1, ask, 3))
+    assert tf2dist.updates(model) == EPOCHS * STEPS
+
+
+def test_who_was_asked_before_the_call_makes_no_step(tf, tmp_path, process):
+    assert not tf2dist.preempt()
+    with pytest.raises(Preempted):
+        fit(tf2dist.make_strategy("one"), tf2dist.Checkpoint(tmp_path))
+    assert checkpoint_files.list_checkpoints(tmp_path) == []
+
+
+def test_a_checkpoint_that_cannot_be_written_is_an_error(tf, tmp_path, process, monkeypatch):
+    """Nothing says that the job may be started again to go on."""
+
+    def full(*args):
+        raise checkpoint_files.UnwrittenError("the disk is full")
+
+    monkeypatch.setattr(checkpoint_files, "write_checkpoint", full)
+    with pytest.raises(CheckpointError, match="the disk is full"):
+        fit(tf2dist.make_strategy("one"), tf2dist.Checkpoint(tmp_path), At("on_train_batch_end", 1, ask, 3))
+    assert read_status(tmp_path)[0] == "failed"
+    assert not session.current().preemption.ends_well
+
+
+@pytest.mark.slow
+def test_a_data_set_that_python_makes_goes_on(tf, tmp_path, process):
+    """At the batch where it was."""
+
+    def batches():
+        x, y = data()
+        while True:
+            yield from ((x[i : i + BATCH], y[i : i + BATCH]) for i in range(0, len(x), BATCH))
+
+    def train(*callbacks):
+        model = classifier(OPTIMIZERS["adam"]())
+        tf2dist.fit(model, batches(), epochs=EPOCHS, steps_per_epoch=STEPS, callbacks=[*callbacks])
+        return weights(model)
+
+    expected = train()
+    with pytest.raises(Preempted):
+        train(tf2dist.Checkpoint(tmp_path), At("on_train_batch_end", 1, ask, 3))
+    process()
+    for ours, theirs in zip(train(tf2dist.Checkpoint(tmp_path)), expected, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_an_evaluator_ends_with_the_training_to_be_started_again(tf, tmp_path, process):
+    from tf2dist.training import evaluator
+
+    process(role=Role.EVALUATOR, start_timeout=60)
+    os.makedirs(tmp_path / "checkpoint-7")
+    found = evaluator._new_checkpoints(str(tmp_path))
+    write_status(str(tmp_path), "training")
+    status = json.loads((tmp_path / "status.json").read_text())
+    (tmp_path / "status.json").write_text(json.dumps({**status, "state": "preempted", "time": status["time"] + 5}))
+    assert next(found) == str(tmp_path / "checkpoint-7")
+    with pytest.raises(Preempted):
+        next(found)
