@@ -4,9 +4,12 @@ import glob
 import os
 import signal
 
-# What a shell without job control starts in the background ignores interrupts, and so does what the tests start then.
+# What a shell without job control starts in the background ignores interrupts, what `nohup` starts ignores the end of
+# its terminal, and so does what the tests start then.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 if os.environ.get("TF2DIST_TESTS_GPU", "cpu") != "gpu" and glob.glob("/dev/nvidia[0-9]*"):
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # all tests use virtual CPU devices

@@ -186,7 +186,7 @@ def test_a_second_interrupt_kills_at_once(start):
 
 
 def test_nothing_survives_when_the_launcher_is_killed(start):
-    job = start(TROUBLEMAKER + "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(1000)", "--workers=2")
+    job = start("signal.signal(signal.SIGTERM, signal.SIG_IGN)" + TROUBLEMAKER + "time.sleep(1000)", "--workers=2")
     job.until("grandchild ready", times=2)
     assert len(job.left()) == 6
     job.process.kill()

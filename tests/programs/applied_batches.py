@@ -178,6 +178,9 @@ class Kills(keras.callbacks.Callback):
     def _kill(self):
         draw, last = random.Random(seed), None
         while self.killed < kills:
+            # A worker that is stopped while functions are made is lost after the minute that TensorFlow waits for it.
+            while self._stops and len(self.notes) < 2:
+                time.sleep(0.01)
             while (pid := worker()) in (None, last):
                 time.sleep(0.02)
             if self._together:
