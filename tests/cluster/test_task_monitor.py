@@ -132,6 +132,15 @@ class TestLead:
         leader.end(together=False, status=75)
         assert [other.next() for _, other in lines] == ["done 75", "done 75"]
 
+    def test_a_peer_that_has_left_something_undone_has_all_of_them_start_again(self, lead, connect):
+        lines = [connect("worker", 1), connect("worker", 2)]
+        leader = lead(*lines)
+        ending = background(leader.end, together=True)
+        lines[0][1].say("again", "bye 1")
+        lines[1][1].say("bye 1")
+        assert ending.result(DEADLINE) == 75
+        assert [[other.next(), other.next()] for _, other in lines] == [["bye 0", "done 75"]] * 2
+
     def test_all_peers_are_told_that_the_job_is_to_stop(self, lead, connect):
         lines = [connect("worker", 1), connect("worker", 2)]
         leader = lead(*lines)
@@ -356,8 +365,15 @@ class TestFollow:
         assert other.next() == "bye 0"
         assert stays(ending)
         other.say("ping", "done")
-        ending.result(DEADLINE)
+        assert ending.result(DEADLINE) == 0
         assert not ended.done()
+
+    def test_leaves_something_undone(self, connect, ended):
+        line, other = connect("worker", 0)
+        ending = background(FollowerMonitor(line, ended.set_result).end, 75)
+        assert [other.next(), other.next()] == ["again", "bye 0"]
+        other.say("done 75")
+        assert ending.result(DEADLINE) == 75
 
     def test_gives_signs_of_life(self, connect, lively, ended):
         line, other = connect("worker", 0)
@@ -447,6 +463,13 @@ class TestPeerCalls:
         other.say("bye 1")
         with calls.one():
             assert "call 2" in ended.result(DEADLINE)
+
+    def test_a_call_that_a_signal_to_this_peer_alone_ends(self, peer):
+        """The others are inside of it, and must not wait for this one."""
+        calls, _ = peer
+        with pytest.raises(Preempted), calls.one():
+            raise Preempted(alone=True)
+        assert calls.made == 0
 
     def test_all_exit_inside_of_a_call(self, peer, ended):
         """As by `sys.exit` in a callback of each: none of them waits any more."""

@@ -3,8 +3,8 @@
 python -m tests.programs.preempted STRATEGY OUT [TASK:MOMENT ...]
 
 TASK is "worker 0", or "solo" where there is one process. A MOMENT is a number of steps, after which an execution is
-under way; or "validation" of the second epoch, "epoch end" of the fourth, "training end" or "after" it. Each moment
-comes once, in the first run that reaches it. STRATEGY "sync" is ps with synchronous updates.
+under way; or "validation" of the second epoch, "epoch end" of the fourth, "training end", "after" it, or "evaluation",
+when a long one after the training is under way. Each moment comes once, in the first run that reaches it. STRATEGY "sync" is ps with synchronous updates.
 """
 
 import contextlib
@@ -26,6 +26,7 @@ strategy = tf2dist.join(
 )  # fmt: skip
 
 import keras  # noqa: E402
+import numpy as np  # noqa: E402
 
 from tests.models import OPTIMIZERS, classifier, data, weights  # noqa: E402
 
@@ -98,6 +99,11 @@ tf2dist.fit(
 )  # fmt: skip
 if leads:
     ask.reached("after")
+if any(moment == "evaluation" for _, moment in moments):
+    if leads:
+        threading.Thread(target=lambda: (time.sleep(1.0), ask.reached("evaluation")), daemon=True).start()
+    many = [np.repeat(array, 100, axis=0) for array in data()]
+    tf2dist.evaluate(model, *many, batch_size=2, verbose=0)
 logs = tf2dist.evaluate(model, data(1), return_dict=True, verbose=0)
 if leads:
     result = {"updates": tf2dist.updates(model), "weights": [w.tolist() for w in weights(model)], "logs": logs}

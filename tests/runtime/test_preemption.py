@@ -33,7 +33,8 @@ class Program:
     """A program under way, which says where it is in lines."""
 
     def __init__(self, code, before=(), **env):
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **env}
+        inherited = {name: value for name, value in os.environ.items() if name != "TF2DIST_PREEMPTIBLE"}
+        env = {**inherited, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **env}
         self.process = subprocess.Popen(
             [*before, sys.executable, "-c", HEAD + code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             env=env,
@@ -148,6 +149,30 @@ def test_who_says_good_bye_is_not_interrupted(program):
     assert job.ends()[0] == 0
 
 
+def test_what_a_program_does_at_its_exit_is_not_interrupted(program):
+    """It has ended well, and nobody starts it again."""
+    job = program(
+        "atexit.unregister(job.leave)\nmarks = []\njob.at_end(lambda: marks.append('noted'))\n"
+        "def last():\n    say('at exit')\n    while not job.ends_well: time.sleep(0.01)\n    time.sleep(0.1)\n"
+        "    say(marks)\natexit.register(last)\nwith job.training(): pass\njob.saved()"
+    )
+    job.until("at exit")
+    job.ask()
+    status, out, error = job.ends()
+    assert (status, out.split()) == (0, ["told", "[]"]), error
+    assert "ends with status 75" not in error
+
+
+def test_a_handler_of_the_programs_own_asks_while_its_main_thread_does(program):
+    job = program(
+        "signal.signal(signal.SIGTERM, lambda *_: say(job.request('the handler')))\n"
+        "job.tell_by(lambda: os.kill(os.getpid(), signal.SIGTERM))\n"
+        "with job.training(): say(job.request('the program'))"
+    )
+    status, out, _ = job.ends()
+    assert (status, out.split()) == (0, ["True", "True"])
+
+
 @pytest.mark.parametrize("handler", ["lambda *_: sys.exit(9)", "signal.SIG_IGN"])
 def test_a_handler_of_the_programs_own_stays(program, handler):
     job = program(
@@ -186,6 +211,19 @@ say(bool(job.ends_well or job.stops_training))
 """)
     job.until("-15")
     job.until("False")
+
+
+def test_a_later_handler_of_ours_takes_the_place_of_an_earlier_one(program):
+    """A server's, in process 1 of a container, where `join` has one from its beginning."""
+    job = program(
+        "job.handle_sigterm()\nlater = sigterm.SigtermHandler(lambda: say('later') or True, lambda: None)\n"
+        "say(later.install())\ntime.sleep(1000)"
+    )
+    job.until("True")
+    job.ask()
+    job.until("later")
+    job.ask()
+    assert job.ends()[:2] == (-signal.SIGTERM, "")
 
 
 def test_an_event_loop_keeps_its_pipe(program):

@@ -250,3 +250,75 @@ def test_an_evaluator_ends_with_the_training_to_be_started_again(tf, tmp_path, p
     assert next(found) == str(tmp_path / "checkpoint-7")
     with pytest.raises(Preempted):
         next(found)
+
+
+class Following:
+    """An evaluator of a directory with one checkpoint, whose training is as its status says."""
+
+    def __init__(self, directory, *states):
+        with tf2dist.make_strategy("one").scope():
+            self.model = classifier(OPTIMIZERS["adam"](), keras.layers.Dropout(0.3, seed=1))
+        self.directory, self.states, self.evaluated = str(directory), [*states], []
+
+    def fit(self):
+        options = {"validation_data": data(), "callbacks": [tf2dist.Checkpoint(self.directory)]}
+        return tf2dist.fit(self.model, data(), validation_batch_size=1, **options)
+
+    def look(self, directory):
+        """In place of reading the file: the next state, the last one for ever; each some seconds after the others."""
+        state = self.states.pop(0) if len(self.states) > 1 else self.states[0]
+        return state, 2e9 - len(self.states)
+
+
+@pytest.fixture
+def following(tf, tmp_path, process, monkeypatch):
+    """following(*states): an evaluator in a process that gets SIGTERM when the first evaluation is under way."""
+    from tf2dist.training import evaluator, prepared_model
+
+    strategy = tf2dist.make_strategy("one")
+    fit(strategy, tf2dist.Checkpoint(tmp_path), epochs=1)
+
+    def begin(*states):
+        found = Following(tmp_path, *states)
+        process(role=Role.EVALUATOR, preemptible=True)
+        whole = prepared_model.PreparedModel.validate
+
+        def validate(self, *args, **options):
+            if not found.evaluated:
+                assert session.current().preemption.request("SIGTERM")
+            found.evaluated.append(logs := whole(self, *args, **options))
+            return logs
+
+        monkeypatch.setattr(prepared_model.PreparedModel, "validate", validate)
+        monkeypatch.setattr(evaluator, "read_status", found.look)
+        monkeypatch.setattr(evaluator, "_POLL_SECONDS", 0.01)
+        return found
+
+    return begin
+
+
+def test_an_evaluator_that_is_asked_to_stop_ends_after_the_training(following):
+    """A launcher may kill the others when one has ended, and they have not saved yet."""
+    evaluator = following("training", "training", "training", "training", "training", "preempted")
+    with pytest.raises(Preempted):
+        evaluator.fit()
+    assert evaluator.evaluated == [None]
+    assert evaluator.states == ["preempted"]
+
+
+def test_an_evaluator_that_alone_is_asked_to_stop_ends(following, monkeypatch):
+    from tf2dist.training import evaluator
+
+    monkeypatch.setattr(evaluator, "_SAVES_WITHIN", 0.1)
+    with pytest.raises(Preempted):
+        following("training").fit()
+
+
+def test_an_evaluator_that_is_asked_to_stop_since_the_training_is_done_evaluates_the_rest(following):
+    evaluator = following("training", "training", "training", "done")
+    history = evaluator.fit()
+    assert history.epoch == [STEPS]
+    assert evaluator.evaluated[0] is None
+    assert evaluator.evaluated[1] is not None
+    session.current().preemption._end_at_once()  # another SIGTERM, as the program ends
+    assert session.current().preemption.leave() == 0

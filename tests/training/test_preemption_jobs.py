@@ -99,6 +99,15 @@ def test_asked_again_and_again(train, tmp_path, strategy, wanted):
     assert read_status(tmp_path / "disturbed" / "checkpoints")[0] == "done"
 
 
+@pytest.mark.parametrize("task", TASKS["multiworker"])
+def test_a_peer_that_is_asked_while_all_make_an_evaluation_after_the_training(train, task):
+    """It ends at once, wherever it is, and the others do not wait for it."""
+    statuses, found, _, said = train("multiworker", "job", f"{task}:evaluation")
+    assert statuses == [0], said
+    assert said.count("launch: the job is started again") == 1, said
+    assert found["updates"] == STEPS
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("strategy", LAYOUTS)
 def test_at_random_moments(train, strategy):
@@ -151,9 +160,8 @@ def test_data_that_other_processes_make(launched, tmp_path):
     assert job.left() == []
 
 
-def test_a_trainer_that_saves_nothing_ends_as_ever(launched, tmp_path):
-    """A directory for what it writes at its end is no checkpoint."""
-    job = launched([], "trainers.pi", "--samples=1000000000000", f"--logdir={tmp_path}")
+def test_a_trainer_that_saves_nothing_ends_as_ever(launched):
+    job = launched([], "trainers.pi", "--samples=1000000000000")
     process = job.processes["launcher"]
     while process.poll() is None and not handles(process.pid, signal.SIGTERM):
         time.sleep(0.02)

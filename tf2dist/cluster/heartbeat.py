@@ -5,9 +5,9 @@ minutes. So the connection over which two tasks found each other (`rendezvous`) 
 that the job is done, and each side notices at once when the other one has ended. Imports no TensorFlow.
 
 Messages, one a line: `go` (all tasks are there: start), `ready` (a server serves), `ping`, `bye N` (a peer has
-ended its program after N calls of `fit`, `evaluate` and `predict`), `preempt` (a task was asked to stop), `accept` or
-`refuse` (the coordinator's answer to a server: the job saves and ends, or goes on), `done` (the job is over), `done N`
-(and servers end with status N).
+ended its program after N calls of `fit`, `evaluate` and `predict`), `again` (before that: since the job was preempted),
+`preempt` (a task was asked to stop), `accept` or `refuse` (the coordinator's answer to a server: the job saves and ends,
+or goes on), `done` (the job is over), `done N` (and all tasks end with status N).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class TaskConnection:
         self._socket.setblocking(False)
         self._peer = _peer_address(connection)
         self._buffer = b""
-        self._sending = threading.Lock()
+        self._sending = threading.RLock()  # a handler of a signal may send while its thread does
 
     def __str__(self) -> str:
         return f"{self.task} at {self.address}"

@@ -12,7 +12,7 @@ from tf2dist.cluster.heartbeat import GRACE, SILENCE, TaskConnection, TaskLostEr
 from tf2dist.cluster.loss_policy import LossPolicy
 from tf2dist.cluster.rendezvous import RendezvousError
 from tf2dist.cluster.spec import Task
-from tf2dist.errors import Preempted
+from tf2dist.errors import START_AGAIN, Preempted
 
 _FATAL_LOSS_GRACE = 60.0  # seconds that the process gets to end when a loss has ended the job
 
@@ -33,7 +33,7 @@ class PeerCalls:
 
     @property
     def made(self) -> int:
-        """Calls that have returned, raised an exception or ended a preempted job, which all peers do alike."""
+        """Calls that have returned, raised an exception or ended all peers of a preempted job, which these do alike."""
         return self._made
 
     @contextlib.contextmanager
@@ -44,8 +44,11 @@ class PeerCalls:
         self._check()
         try:
             yield
-        except (Exception, Preempted):
+        except Exception:
             self._made += 1
+            raise
+        except Preempted as end:
+            self._made += not end.alone
             raise
         else:
             self._made += 1
@@ -101,6 +104,7 @@ class LeaderMonitor:
         self._on_preempted = on_preempted
         self._over = threading.Event()
         self._done = "done"
+        self._again = False  # has a peer said so?
         self._fatal_loss = threading.Event()
         # Tasks that TensorFlow does not use. Its coordinator uses a worker that came back once no other one is lost:
         # its update of the cluster waits for all of them (`WorkerPreemptionHandler`).
@@ -144,12 +148,15 @@ class LeaderMonitor:
         for connection in self.connections:
             connection.send("preempt")
 
-    def end(self, *, together: bool, status: int = 0) -> None:
+    def end(self, *, together: bool, status: int = 0) -> int:
         """Tells every task that the job is done.
 
         Args:
           together: wait first until all other tasks have finished their own loops.
-          status: what servers are to end with.
+          status: what this process ends with.
+
+        Returns:
+          The status that all tasks are to end with: START_AGAIN if a peer does, since it may have left something undone.
         """
         if together:
             for connection in self.connections:
@@ -159,6 +166,7 @@ class LeaderMonitor:
                 pass  # `_monitor` notices when it is lost, so this ends
         if together and self._fatal_loss.is_set():
             threading.Event().wait(_FATAL_LOSS_GRACE)  # `_monitor` ends this process
+        status = START_AGAIN if together and self._again else status
         self._done = f"done {status}" if status else "done"
         with self._changed:
             self._over.set()
@@ -166,6 +174,7 @@ class LeaderMonitor:
         self._stop_heartbeats()
         for connection in self.connections:
             connection.send(self._done)
+        return status
 
     def _monitor(self, first: TaskConnection) -> None:
         """Receives what a task and its replacements send, until the job is over."""
@@ -194,9 +203,13 @@ class LeaderMonitor:
 
         try:
             while True:
-                message, _, calls = connection.receive("ready", "bye", "preempt", on_silence=warn).partition(" ")
+                found = connection.receive("ready", "bye", "preempt", "again", on_silence=warn)
+                message, _, calls = found.partition(" ")
                 if message == "preempt":
                     connection.send("accept" if self._on_preempted(f"{connection} was asked to stop") else "refuse")
+                    continue
+                if message == "again":
+                    self._again = True
                     continue
                 (self._ready if message == "ready" else self._bye)[connection.task].set()
                 self._note_return(connection)
@@ -279,6 +292,7 @@ class FollowerMonitor:
         self._on_preempted = on_preempted
         self.calls = PeerCalls(self._end_for)
         self._done = threading.Event()
+        self._status = 0  # that the first peer has said
         self._first_loss = _FirstLoss()
         self._stop_heartbeats = start_heartbeats([connection])
         threading.Thread(target=self._monitor, name="monitor", daemon=True).start()
@@ -296,10 +310,20 @@ class FollowerMonitor:
         """Tells the first peer, which tells the others, that the job was asked to stop."""
         self._connection.send("preempt")
 
-    def end(self) -> None:
-        """Tells the first peer that this one has finished its loop, and waits until all have: they exit together."""
+    def end(self, status: int = 0) -> int:
+        """Tells the first peer that this one has finished its loop, and waits until all have: they exit together.
+
+        Args:
+          status: what this process ends with.
+
+        Returns:
+          The status that all peers are to end with; see `LeaderMonitor.end`.
+        """
+        if status == START_AGAIN:
+            self._connection.send("again")
         self._connection.send(f"bye {self.calls.made}")
         self._done.wait()  # `_monitor` ends the process when the first peer is lost, so this ends
+        return self._status
 
     def _monitor(self) -> None:
         try:
@@ -312,6 +336,7 @@ class FollowerMonitor:
             self._end_for(self._connection, str(loss))
         else:
             self._stop_heartbeats()
+            self._status = int(message[2] or 0)
             self._done.set()
 
     def _end_for(self, connection: TaskConnection, why: str) -> None:

@@ -39,8 +39,9 @@ class Preemption:
         self._trainings = 0  # calls of fit under way that save when the job is asked to stop
         self._saved = False
         self._ending = False  # by `end`
+        self._ends_main_thread = True
         self._leaving = False  # as every program at its end
-        self._telling = threading.Lock()
+        self._telling = threading.RLock()  # a handler of the program's own may ask while its main thread tells
         self._tell: Callable[[], object] = lambda: None
         self._told = False
         self._callbacks: list[Callable[[], object]] = []
@@ -58,6 +59,17 @@ class Preemption:
     @property
     def _has_all_saved(self) -> bool:
         return self._saved and not self._trainings
+
+    @property
+    def ends_main_thread(self) -> bool:
+        """Has `end` been called in the main thread, if at all? Elsewhere its exception ends another thread only."""
+        return self._ends_main_thread
+
+    @property
+    def _may_end_at_once(self) -> bool:
+        """Is all saved, and the program not at its end? That is not interrupted any more, and keeps its status."""
+        leaves = self._ending or self._leaving or not threading.main_thread().is_alive()
+        return self._has_all_saved and not leaves
 
     @property
     def by_signal(self) -> bool:
@@ -146,14 +158,18 @@ class Preemption:
         self.request(self._why)
         return START_AGAIN
 
-    def end(self) -> NoReturn:
+    def end(self, *, alone: bool = False) -> NoReturn:
         """Ends the program, with status 75.
+
+        Args:
+          alone: see `Preempted`.
 
         Raises:
           Preempted: always.
         """
+        self._ends_main_thread = threading.current_thread() is threading.main_thread()
         self.finish()
-        raise Preempted
+        raise Preempted(alone=alone)
 
     def end_if_requested(self) -> None:
         """Ends the program if the job was asked to stop and has saved.
@@ -175,14 +191,14 @@ class Preemption:
                 self._callbacks.pop()()
 
     def _on_sigterm(self) -> bool:
-        if self._has_all_saved:
+        if self._may_end_at_once:
             _log.warning("tf2dist: SIGTERM; all that was trained is saved, and this process ends with status 75")
         return self.offer("SIGTERM")
 
     def _end_at_once(self) -> None:
         """In the main thread, wherever it is: ends the program unless a training is under way, which does so itself."""
-        if self._has_all_saved and not (self._ending or self._leaving):
+        if self._may_end_at_once:
             self._why = self._why or "SIGTERM"
-            self.end()
+            self.end(alone=True)
         if self._trainings:
             self._why = self._why or "SIGTERM"

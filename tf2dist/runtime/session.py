@@ -114,9 +114,22 @@ class Session(FailureReporter):
             exit_now(START_AGAIN)
         super().end_for_loss(why)
 
-    def end_job_at_exit(self, end: Callable[[int], object]) -> None:
-        """Calls `end` when the program ends without an error; it gets the status that servers are to end with."""
-        self.at_exit(lambda: end(self.preemption.leave()))
+    def end_job_at_exit(self, end: Callable[[int], int] = lambda status: status) -> None:
+        """Has the job end when the program ends without an error.
+
+        Args:
+          end: ends it; gets the status of this program, and returns that of the job, with which this process then ends.
+        """
+
+        def finish() -> None:
+            status = self.preemption.leave()
+            of_job = end(status)
+            if of_job == START_AGAIN != status:
+                self.preemption.finish()
+            if of_job != status or not self.preemption.ends_main_thread:
+                exit_now(of_job)
+
+        self.at_exit(finish)
 
 
 _current = Session()
@@ -176,10 +189,10 @@ def join(
     session = _begin(Session(cluster, role, start_timeout=limit, preemptible=preemptible))
     if os.getpid() == 1:
         session.preemption.handle_sigterm()  # of a container, where a signal without a handler does nothing
-    if role is Role.EVALUATOR:
-        return _make_strategy(session, "one", None, None)
-    if role is Role.SOLO:
-        return _make_strategy(session, name, replicas, None)
+    if role in (Role.EVALUATOR, Role.SOLO):
+        strategy = _make_strategy(session, *(("one", None) if role is Role.EVALUATOR else (name, replicas)), None)
+        session.end_job_at_exit()
+        return strategy
     assert cluster is not None
     if role is Role.SERVER:
         serve_and_exit(cluster, limit, session.preemption)
@@ -275,7 +288,7 @@ def _begin_peer(session: Session, cluster: Cluster, limit: float) -> None:
     leader = leader_of(cluster)
     rendezvous.check_port_free(cluster)
     monitor: LeaderMonitor | FollowerMonitor
-    end: Callable[[int], object]
+    end: Callable[[int], int]
     asked = session.preemption.request
     if cluster.task == leader:
         connections = rendezvous.wait_for_followers(cluster, followers_of(cluster), limit)
@@ -285,19 +298,15 @@ def _begin_peer(session: Session, cluster: Cluster, limit: float) -> None:
     else:
         connection = rendezvous.wait_for_leader(cluster, leader, limit)
         monitor = FollowerMonitor(connection, session.end_for_loss, asked)
-        end = functools.partial(_end_peer, monitor)
+        end = monitor.end
     session.monitor_with(monitor)
     session.preemption.tell_by(monitor.preempt)
     tensorflow_import.import_tensorflow()
     session.end_job_at_exit(end)  # after the import, so that it runs before TensorFlow's own functions at exit
 
 
-def _end_leading_peer(monitor: LeaderMonitor, status: int) -> None:
-    monitor.end(together=True, status=status)
-
-
-def _end_peer(monitor: FollowerMonitor, status: int) -> None:
-    monitor.end()
+def _end_leading_peer(monitor: LeaderMonitor, status: int) -> int:
+    return monitor.end(together=True, status=status)
 
 
 def preempt(why: str = "tf2dist.preempt was called") -> bool:

@@ -46,11 +46,13 @@ class SigtermHandler:
 
         Returns:
           False, with nothing changed, where the program handles or ignores SIGTERM itself, or outside of its main
-          thread.
+          thread. Another `SigtermHandler` gives way: this one knows more of what the process does.
         """
         if threading.current_thread() is not threading.main_thread():
             return False
-        if signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, None, self._handle):
+        found = signal.getsignal(signal.SIGTERM)
+        earlier = getattr(found, "__self__", None)
+        if not (found in (signal.SIG_DFL, None) or isinstance(earlier, SigtermHandler)):
             return False
         if self._pipe is None:
             read, self._pipe = os.pipe2(os.O_CLOEXEC)
@@ -58,7 +60,8 @@ class SigtermHandler:
             os.register_at_fork(before=self._hold, after_in_parent=self._release, after_in_child=self._forget)
             threading.Thread(target=self._watch, args=(read,), name="sigterm", daemon=True).start()
         before = signal.set_wakeup_fd(self._pipe, warn_on_full_buffer=False)
-        if before not in (-1, self._pipe):  # of an event loop; then the handler tells the thread
+        ours = (-1, self._pipe, earlier._pipe if isinstance(earlier, SigtermHandler) else None)
+        if before not in ours:  # of an event loop; then the handler tells the thread
             signal.set_wakeup_fd(before)
         signal.signal(signal.SIGTERM, self._handle)
         return True
