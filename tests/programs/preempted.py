@@ -4,7 +4,8 @@ python -m tests.programs.preempted STRATEGY OUT [TASK:MOMENT ...]
 
 TASK is "worker 0", or "solo" where there is one process. A MOMENT is a number of steps, after which an execution is
 under way; or "validation" of the second epoch, "epoch end" of the fourth, "training end", "after" it, or "evaluation",
-when a long one after the training is under way. Each moment comes once, in the first run that reaches it. STRATEGY "sync" is ps with synchronous updates.
+when a long one after the training is under way. Each moment comes once, in the first run that reaches it. STRATEGY
+"sync" is ps with synchronous updates.
 """
 
 import contextlib

@@ -142,7 +142,7 @@ def test_what_has_all_saved_ends_to_be_started_again(program):
 def test_who_says_good_bye_is_not_interrupted(program):
     job = program(
         "with job.training(): pass\njob.saved()\nassert job.leave() == 0\nsay('leaves')\n"
-        "while not job.ends_well: time.sleep(0.01)"
+        "while not job.ends_job: time.sleep(0.01)"
     )
     job.until("leaves")
     job.ask()
@@ -153,7 +153,7 @@ def test_what_a_program_does_at_its_exit_is_not_interrupted(program):
     """It has ended well, and nobody starts it again."""
     job = program(
         "atexit.unregister(job.leave)\nmarks = []\njob.at_end(lambda: marks.append('noted'))\n"
-        "def last():\n    say('at exit')\n    while not job.ends_well: time.sleep(0.01)\n    time.sleep(0.1)\n"
+        "def last():\n    say('at exit')\n    while not job.ends_job: time.sleep(0.01)\n    time.sleep(0.1)\n"
         "    say(marks)\natexit.register(last)\nwith job.training(): pass\njob.saved()"
     )
     job.until("at exit")
@@ -207,7 +207,7 @@ if not pid:
     time.sleep(1000)
 os.kill(pid, signal.SIGTERM)
 say(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-say(bool(job.ends_well or job.stops_training))
+say(bool(job.ends_job or job.stops_training))
 """)
     job.until("-15")
     job.until("False")
@@ -270,22 +270,56 @@ def test_as_process_1_of_a_container(program, code, status):
     assert job.ends()[0] == status
 
 
-def test_a_loss_after_all_is_saved_is_no_failure(monkeypatch):
-    """Another peer may have ended before, since it was asked to."""
+def test_a_loss_in_a_job_that_was_asked_to_stop_is_no_failure(monkeypatch):
+    """Another peer may have ended before, since it was asked to, or its host is gone."""
     ended, noted = [], []
-    monkeypatch.setattr(session, "exit_now", ended.append)
+
+    def end(status):
+        ended.append(status)
+        raise SystemExit
+
+    monkeypatch.setattr(session, "exit_now", end)
     monkeypatch.setattr(session.FailureReporter, "end_for_loss", lambda self, why: ended.append(why))
     peer = Session(role=Role.PEER)
     peer.preemption.at_end(lambda: noted.append("noted"))
     peer.end_for_loss("first")
     peer.preemption.request("another peer was asked to stop")
+    peer.end_for_loss("second")  # nothing that is saved, before the training
+    assert ended == ["first", "second"]
     with peer.preemption.training():
-        peer.end_for_loss("second")
+        with peer.preemption.saving():
+            lost = background(peer.end_for_loss, "third")
+            assert not noted
+            peer.preemption.at_end(lambda: noted.append("saved"))
+        with pytest.raises(SystemExit):
+            lost.result(DEADLINE)
+    assert ended[2:] == [START_AGAIN]
+    assert noted == ["saved", "noted"]
     peer.preemption.saved()
-    peer.end_for_loss("third")
-    assert ended[:2] == ["first", "second"]
-    assert ended[2] == START_AGAIN
-    assert noted == ["noted"]
+    with pytest.raises(SystemExit):
+        peer.end_for_loss("fourth")
+    assert ended[3:] == [START_AGAIN]
+
+
+SESSION = "from tf2dist.runtime.session import Session\njob = Session()\n"
+
+
+@pytest.mark.parametrize(("of_job", "status", "said"), [(0, 0, ""), (75, 75, "noted\n")])
+def test_a_peer_ends_as_the_job_does(program, of_job, status, said):
+    job = program(
+        f"{SESSION}job.preemption.at_end(lambda: say('noted'))\njob.end_job_at_exit(lambda status: {of_job} or status)"
+    )
+    assert job.ends()[:2] == (status, said)
+
+
+def test_a_training_in_a_thread_ends_the_program(program):
+    """Where its exception ends no more than that thread."""
+    job = program(
+        f"{SESSION}job.end_job_at_exit()\ndef train():\n    with job.preemption.training():\n"
+        "        job.preemption.request('somebody asks')\n        job.preemption.saved()\n        job.preemption.end()\n"
+        "thread = threading.Thread(target=train)\nthread.start()\nthread.join()\nsay('goes on')"
+    )
+    assert job.ends()[:2] == (START_AGAIN, "goes on\n")
 
 
 def test_others_are_told_once_whoever_asks_first():

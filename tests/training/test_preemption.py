@@ -213,7 +213,7 @@ def test_a_checkpoint_that_cannot_be_written_is_an_error(tf, tmp_path, process, 
     with pytest.raises(CheckpointError, match="the disk is full"):
         fit(tf2dist.make_strategy("one"), tf2dist.Checkpoint(tmp_path), At("on_train_batch_end", 1, ask, 3))
     assert read_status(tmp_path)[0] == "failed"
-    assert not session.current().preemption.ends_well
+    assert not session.current().preemption.ends_job
 
 
 @pytest.mark.slow
@@ -233,6 +233,35 @@ def test_a_data_set_that_python_makes_goes_on(tf, tmp_path, process):
     expected = train()
     with pytest.raises(Preempted):
         train(tf2dist.Checkpoint(tmp_path), At("on_train_batch_end", 1, ask, 3))
+    process()
+    for ours, theirs in zip(train(tf2dist.Checkpoint(tmp_path)), expected, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_data_that_end_since_the_job_was_asked_to_stop(tf, tmp_path, process, caplog):
+    """The processes that make them were asked, too. The job goes on from the last checkpoint, and has not failed."""
+
+    def batches(asks):
+        x, y = data()
+        for number in range(EPOCHS * STEPS):
+            if asks and number == 2 * STEPS + 3:
+                tf2dist.preempt("the test")
+                raise EOFError("the process is gone")
+            begin = number % STEPS * BATCH
+            yield x[begin : begin + BATCH], y[begin : begin + BATCH]
+
+    def train(*callbacks, asks=False):
+        model = classifier(OPTIMIZERS["adam"]())
+        # Read where it is trained on, so that a batch is made when the one before was used.
+        tf2dist.fit(model, batches(asks), epochs=EPOCHS, steps_per_epoch=STEPS, callbacks=[*callbacks])
+        return weights(model)
+
+    expected = train()
+    with pytest.raises(Preempted) as error:
+        train(tf2dist.Checkpoint(tmp_path, every_steps=STEPS), asks=True)
+    assert error.value.alone
+    assert "the job was asked to stop, and EOFError: the process is gone came before it had saved" in caplog.text
+    assert read_status(tmp_path)[0] == "preempted"
     process()
     for ours, theirs in zip(train(tf2dist.Checkpoint(tmp_path)), expected, strict=True):
         np.testing.assert_array_equal(ours, theirs)

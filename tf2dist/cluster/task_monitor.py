@@ -156,7 +156,7 @@ class LeaderMonitor:
           status: what this process ends with.
 
         Returns:
-          The status that all tasks are to end with: START_AGAIN if a peer does, since it may have left something undone.
+          The status that all tasks are to end with: START_AGAIN if a peer does, which may have left something undone.
         """
         if together:
             for connection in self.connections:

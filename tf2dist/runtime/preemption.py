@@ -38,6 +38,8 @@ class Preemption:
         self._why = ""
         self._trainings = 0  # calls of fit under way that save when the job is asked to stop
         self._saved = False
+        self._written = threading.Event()  # not while it is saved
+        self._written.set()
         self._ending = False  # by `end`
         self._ends_main_thread = True
         self._leaving = False  # as every program at its end
@@ -52,9 +54,13 @@ class Preemption:
         return bool(self._why) and self._trainings > 0
 
     @property
-    def ends_well(self) -> bool:
-        """Was the job asked to stop, with all that it was trained in a checkpoint? Its end is no failure then."""
-        return bool(self._why) and self._has_all_saved
+    def ends_job(self) -> bool:
+        """Was the job asked to stop, and does it for that? Its end is no failure then, whatever else comes in between.
+
+        Platforms end tasks and the processes that make their data before all is saved. The job goes on from the last
+        checkpoint then.
+        """
+        return bool(self._why) and (self._trainings > 0 or self._saved)
 
     @property
     def _has_all_saved(self) -> bool:
@@ -138,6 +144,19 @@ class Preemption:
         """Notes that all that was trained so far is in a checkpoint, of which all tasks of the job know."""
         self._saved = True
 
+    @contextlib.contextmanager
+    def saving(self) -> Generator[None]:
+        """Returns a context for what is saved before the end."""
+        self._written.clear()
+        try:
+            yield
+        finally:
+            self._written.set()
+
+    def wait_while_saving(self, limit: float) -> None:
+        """Waits for the end of `saving`, if it is under way in another thread, for at most `limit` seconds."""
+        self._written.wait(limit)
+
     def at_end(self, callback: Callable[[], object]) -> None:
         """Has `callback` called once when this process ends since the job was preempted; possibly in another thread."""
         self._callbacks.append(callback)
@@ -177,7 +196,7 @@ class Preemption:
         Raises:
           Preempted: it was.
         """
-        if self.ends_well:
+        if self._why and self._has_all_saved:
             self.end()
 
     def finish(self) -> None:

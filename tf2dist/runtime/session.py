@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     import tensorflow as tf
 
+_SAVE_GRACE = 60.0  # seconds for what is being saved when another task is lost; platforms may give less
 _MARK_GRACE = 5.0  # seconds to note in files that the job was preempted; they may be on a file system that hangs
 
 
@@ -106,8 +107,9 @@ class Session(FailureReporter):
         self._monitor = monitor
 
     def end_for_loss(self, why: str) -> None:
-        """As `FailureReporter.end_for_loss`, unless the job was asked to stop and has saved: its tasks may end then."""
-        if self.preemption.ends_well:
+        """As `FailureReporter.end_for_loss`, unless the job was asked to stop: its tasks may end then."""
+        if self.preemption.ends_job:
+            self.preemption.wait_while_saving(_SAVE_GRACE)
             mark = threading.Thread(target=self.preemption.finish, daemon=True)
             mark.start()
             mark.join(_MARK_GRACE)

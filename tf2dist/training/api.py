@@ -9,14 +9,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import keras
 
 from tf2dist.compat import model_methods
 from tf2dist.compat.model import logs_in_order, overridden_step
-from tf2dist.errors import Preempted, UsageError
+from tf2dist.errors import START_AGAIN, CheckpointError, Preempted, UsageError, reason
 from tf2dist.input.data_adapter import FiniteDataAdapter
 from tf2dist.input.keras_arguments import as_data, split_rows
 from tf2dist.input.make_adapter import make_data_adapter, make_finite_adapter, takes_batch_size
@@ -183,7 +183,7 @@ def fit(
     model.stop_training = False
     preemption = session.current().preemption
     try:
-        with preemption.training() if saves else contextlib.nullcontext():
+        with _preemptible() if saves else contextlib.nullcontext():
             history = loop.run(initial_epoch, epochs, None if validation_data is None else validate, validation_freq)
     except BaseException as error:
         for callback in callback_list.callbacks:  # first, since who cannot wait for the rest interrupts it again
@@ -274,6 +274,26 @@ def _one_pass(data: Any, batch_size: int | None, steps: int | None, name: str) -
         adapter = adapter.first(limited)
     model_validation.check_has_end(adapter, name)
     return adapter
+
+
+@contextlib.contextmanager
+def _preemptible() -> Iterator[None]:
+    """Returns a context for a training that saves when the job is asked to stop."""
+    preemption = session.current().preemption
+    with preemption.training():
+        try:
+            yield
+        except (UsageError, CheckpointError):
+            raise
+        except Exception as error:
+            if not preemption.ends_job:
+                raise
+            _log.warning(
+                "tf2dist: the job was asked to stop, and %s came before it had saved; it ends with status %d, and goes "
+                "on from the last checkpoint when it is started again", reason(error), START_AGAIN,
+            )  # fmt: skip
+            # Its data may be made by processes that were asked to stop as well, and a server's host may be gone.
+            preemption.end(alone=True)
 
 
 def _check_same_for_peers(prepared: PreparedModel, function: str, **lengths: int | None) -> None:

@@ -259,7 +259,8 @@ class TrainingLoop:
         preemption = session.current().preemption
         in_epoch = ends_epoch or bool(self._dispatcher.global_step % self._steps_per_epoch)
         stops = in_epoch and bool(self._model.stop_training)  # what stops it at an epoch's beginning does so again
-        places = [checkpoint.save_before_end(ends_epoch=ends_epoch, stops=stops) for checkpoint in self._checkpoints]
+        with preemption.saving():
+            places = [c.save_before_end(ends_epoch=ends_epoch, stops=stops) for c in self._checkpoints]
         self._note_that_all_is_saved()
         if any(places):
             _log.warning(
