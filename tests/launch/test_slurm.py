@@ -291,7 +291,7 @@ def test_a_job_that_is_asked_to_stop_is_queued_again(nodes, submit, tmp_path):
     """By SIGTERM to its tasks, as Slurm sends it when the time is nearly up; it goes on where it was."""
     report = tmp_path / "report.json"
     flags = ["--epochs=150", f"--report={report}", f"--logdir={tmp_path / 'log'}"]
-    job = submit("--ps=1", "--workers=2", "--", *MNIST, *flags)
+    job = submit("--ps=1", "--workers=2", "--evaluator", "--", *MNIST, *flags)  # a task that ends kills the others
     under_way(job, tmp_path)
     assert not ask(nodes, "scancel", "--user=root", "--signal=TERM")
     until(lambda: "has saved step" in output(tmp_path), within=60.0)

@@ -316,7 +316,7 @@ def test_a_training_in_a_thread_ends_the_program(program):
     """Where its exception ends no more than that thread."""
     job = program(
         f"{SESSION}job.end_job_at_exit()\ndef train():\n    with job.preemption.training():\n"
-        "        job.preemption.request('somebody asks')\n        job.preemption.saved()\n        job.preemption.end()\n"
+        "        job.preemption.request('somebody')\n        job.preemption.saved()\n        job.preemption.end()\n"
         "thread = threading.Thread(target=train)\nthread.start()\nthread.join()\nsay('goes on')"
     )
     assert job.ends()[:2] == (START_AGAIN, "goes on\n")

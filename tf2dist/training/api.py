@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import keras
@@ -115,8 +115,8 @@ def fit(
     Raises:
       ValueError: when the model is not compiled or cannot be trained on its strategy, the data cannot be used or
         does not fit the model, the peers of a job were given different numbers of steps, or the loss has become NaN.
-      Preempted: the job was asked to stop (`tf2dist.preempt`), and a `tf2dist.Checkpoint` has saved it. It is a
-        `SystemExit`, which ends the program with status 75.
+      Preempted: the job was asked to stop (`tf2dist.preempt`), and a `tf2dist.Checkpoint` has saved it, or its data or
+        another task ended before. It is a `SystemExit`, which ends the program with status 75.
       Exception: what the user's data has raised.
     """
     model_validation.check_compiled(model)
@@ -277,7 +277,7 @@ def _one_pass(data: Any, batch_size: int | None, steps: int | None, name: str) -
 
 
 @contextlib.contextmanager
-def _preemptible() -> Iterator[None]:
+def _preemptible() -> Generator[None]:
     """Returns a context for a training that saves when the job is asked to stop."""
     preemption = session.current().preemption
     with preemption.training():
