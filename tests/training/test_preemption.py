@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 
 import keras
 import numpy as np
@@ -265,6 +266,20 @@ def test_data_that_end_since_the_job_was_asked_to_stop(tf, tmp_path, process, ca
     process()
     for ours, theirs in zip(train(tf2dist.Checkpoint(tmp_path)), expected, strict=True):
         np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_task_that_is_lost_before_all_is_saved_is_no_failure(tf, tmp_path, process, monkeypatch):
+    """Its platform may have given it less time."""
+
+    def lose(model):
+        ask(model)
+        session.current().end_for_loss("worker 1 is gone")
+
+    monkeypatch.setattr(session, "exit_now", sys.exit)
+    with pytest.raises(SystemExit) as error:
+        fit(tf2dist.make_strategy("one"), tf2dist.Checkpoint(tmp_path), At("on_train_batch_end", 1, lose, 3))
+    assert error.value.code == START_AGAIN
+    assert read_status(tmp_path)[0] == "preempted"
 
 
 def test_an_evaluator_ends_with_the_training_to_be_started_again(tf, tmp_path, process):

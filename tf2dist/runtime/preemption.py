@@ -60,7 +60,7 @@ class Preemption:
         Platforms end tasks and the processes that make their data before all is saved. The job goes on from the last
         checkpoint then.
         """
-        return bool(self._why) and (self._trainings > 0 or self._saved)
+        return bool(self._why) and (self._trainings > 0 or self._saved or self._ending)
 
     @property
     def _has_all_saved(self) -> bool:

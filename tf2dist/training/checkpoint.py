@@ -101,6 +101,7 @@ class Checkpoint(keras.callbacks.Callback):
             # After the check: a checkpoint of another model leaves the status as it was.
             self._status = StatusUpdates(self.directory)
             session.current().on_failure(self.failed)
+            session.current().preemption.at_end(self.preempted)
         (step,) = collectives.broadcast(state.strategy, [step])
         if step < 0:
             return None
@@ -207,5 +208,6 @@ class Checkpoint(keras.callbacks.Callback):
 
     def _end_status(self, status: str) -> None:
         session.current().forget(self.failed)
+        session.current().preemption.forget(self.preempted)
         if self._status is not None:
             self._status.end(status)
