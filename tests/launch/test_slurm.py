@@ -46,6 +46,8 @@ def test_how_a_job_saves_before_its_time_is_up():
     assert "#SBATCH --signal=TERM@300" in script("--time=1:00:00", "--grace=300")
     assert not [line for line in script("--time=1:00:00", "--grace=0") if "--signal" in line]
     assert not [line for line in script() if "--signal" in line]
+    for short, seconds in {"2": 30, "4:00": 60, "0:02:00": 30, "infinite": 120, "0-1": 120, "0-0:04": 60}.items():
+        assert f"#SBATCH --signal=TERM@{seconds}" in script(f"--time={short}")  # Slurm would ask at the beginning
     assert "#SBATCH --no-requeue" in script("--max_requeues=0")
 
 

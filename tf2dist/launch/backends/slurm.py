@@ -61,8 +61,8 @@ class SlurmBackend:
             type=int,
             default=120,
             metavar="S",
-            help="seconds before the end of --time at which the job is asked to save, and is then queued again "
-            "(default: 120)",
+            help="seconds before the end of --time at which the job is asked to save, and is then queued again; at "
+            "most a quarter of it; 0 for never, as for a program that saves nothing (default: 120)",
         )
         group.add_argument(
             "--max_requeues", type=int, default=100, metavar="N", help="after preemptions (default: 100)"
@@ -163,7 +163,8 @@ def script(options: argparse.Namespace, program: Sequence[str]) -> str:
     ]
     # The output of a job that was queued again follows that before. The signal is for the tasks, not for this script.
     lines += ["--requeue", "--open-mode=append"] if options.max_requeues else ["--no-requeue"]
-    lines += [f"--signal=TERM@{options.grace}"] if options.time is not None and options.grace else []
+    grace = _grace(options)
+    lines += [f"--signal=TERM@{grace}"] if grace else []
     lines += options.sbatch
     if broken := [line for line in lines if "\n" in line]:
         raise UsageError(f"{broken[0]!r} has more than one line")
@@ -189,6 +190,24 @@ def script(options: argparse.Namespace, program: Sequence[str]) -> str:
             f"srun --export=ALL --kill-on-bad-exit=1{wait} --distribution=block --label {argv}",
         ]
     ) + _END.format(requeues=options.max_requeues)
+
+
+def _grace(options: argparse.Namespace) -> int:
+    """Seconds before the end of --time at which Slurm asks the tasks to save; 0 for never.
+
+    At most a quarter of a short time: Slurm would ask when the job begins, and then there is nothing to save.
+    """
+    if options.time is None:
+        return 0
+    found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", options.time)
+    if found is None:
+        return options.grace  # as `infinite`, or something that sbatch refuses
+    days, *given = found.groups()
+    numbers = [int(number) for number in given if number is not None]
+    if days is None and len(numbers) < 3:  # minutes, or minutes:seconds
+        numbers.insert(0, 0)
+    hours, minutes, seconds = [*numbers, 0, 0][:3]
+    return min(options.grace, (((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds) // 4)
 
 
 def _tasks(layout: Layout) -> str:
