@@ -1,10 +1,14 @@
 """Trains on mirrored with batches that other processes make, until it is ended.
 
-python -m tests.programs.made_elsewhere OUT
+python -m tests.programs.made_elsewhere OUT [group]
+
+With "group" it ends all its processes after an epoch, as platforms do.
 """
 
 import multiprocessing
+import os
 import pathlib
+import signal
 import sys
 
 import tf2dist
@@ -37,6 +41,8 @@ def batches():
 class UnderWay(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         (out / "under_way").touch()
+        if sys.argv[2:] and not epoch:
+            os.killpg(0, signal.SIGTERM)
 
 
 with strategy.scope():

@@ -160,6 +160,16 @@ def test_data_that_other_processes_make(launched, tmp_path):
     assert job.left() == []
 
 
+def test_data_whose_processes_are_asked_to_stop_as_well(launched, tmp_path):
+    """The job saves if it still can, and is to be started again in any case."""
+    job = launched(["--workers=1", "--max_restarts=0"], f"{PROGRAMS}.made_elsewhere", str(tmp_path), "group")
+    status, error = job.ends("launcher")
+    assert status == 75, error
+    assert ("has saved step" in error) != ("came before it had saved" in error)
+    assert read_status(tmp_path / "checkpoints")[0] == "preempted"
+    assert job.left() == []
+
+
 def test_a_trainer_that_saves_nothing_ends_as_ever(launched):
     job = launched([], "trainers.pi", "--samples=1000000000000")
     process = job.processes["launcher"]
