@@ -98,7 +98,8 @@ def _wait_for_end(directory: str) -> None:
       Preempted: the training was preempted as well, or goes on for so long that it was not asked.
     """
     deadline = time.monotonic() + _SAVES_WITHIN
-    while (state := read_status(directory)[0]) == "training" and time.monotonic() < deadline:
+    over = ("done", "failed", "preempted")
+    while (state := read_status(directory)[0]) not in over and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
     if state not in ("done", "failed"):
         session.current().preemption.end()
