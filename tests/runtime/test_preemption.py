@@ -317,6 +317,15 @@ def test_a_peer_ends_as_the_job_does(program, of_job, status, said):
     assert job.ends()[:2] == (status, said)
 
 
+def test_a_program_exits_where_no_thread_can_be_started(program):
+    """As in functions at exit, in Python 3.12."""
+    job = program(
+        "from tf2dist.runtime.process_exit import exit_now\ndef start(self): raise RuntimeError\n"
+        "threading.Thread.start = start\nprint('flushed', end='')\nexit_now(7)"
+    )
+    assert job.ends()[:2] == (7, "flushed")
+
+
 def test_a_training_in_a_thread_ends_the_program(program):
     """Where its exception ends no more than that thread."""
     job = program(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import threading
 from typing import TYPE_CHECKING
 
 from tf2dist.cluster import environments, rendezvous
@@ -23,7 +22,7 @@ from tf2dist.runtime import failure_line, tensorflow_import
 from tf2dist.runtime.failure_reporter import FailureReporter
 from tf2dist.runtime.logging_setup import log_to_stderr_by_default, quiet_tensorflow
 from tf2dist.runtime.preemption import Preemption
-from tf2dist.runtime.process_exit import exit_now
+from tf2dist.runtime.process_exit import call_for, exit_now
 from tf2dist.runtime.server import fork_worker_0_server, serve_and_exit
 from tf2dist.system import environment_variables
 
@@ -110,9 +109,7 @@ class Session(FailureReporter):
         """As `FailureReporter.end_for_loss`, unless the job was asked to stop: its tasks may end then."""
         if self.preemption.ends_job:
             self.preemption.wait_while_saving(_SAVE_GRACE)
-            mark = threading.Thread(target=self.preemption.finish, daemon=True)
-            mark.start()
-            mark.join(_MARK_GRACE)
+            call_for(_MARK_GRACE, self.preemption.finish)
             exit_now(START_AGAIN)
         super().end_for_loss(why)
 
