@@ -241,9 +241,10 @@ def _why_unused(
     libraries = ("cuda", "CUDA's runtime"), ("cudnn", "cuDNN")
     # An older minor version of cuDNN hides no GPU: it is refused when it is first used.
     problems += filter(None, (_misfit(name, label, wanted, found, loaded=True) for name, label in libraries))
+    problems += [f"{name} is wanted and not found: {_INSTALL}" for name in gpu_libraries.libraries_missing()]
     least = min(map(_capability, wanted["capabilities"].split()), default=0)
     for gpu in driver.gpus:
-        if _capability(gpu.compute_capability) < least:
+        if gpu.compute_capability and _capability(gpu.compute_capability) < least:
             problems.append(
                 f"GPU {gpu.index}, {gpu.name}, has compute capability {gpu.compute_capability}, and this TensorFlow is "
                 f"built for {least / 10:.1f} and later: build it from source for this one"
@@ -278,8 +279,8 @@ def _gpu_lines(report: dict) -> list[str]:
     ]
     text = [f"gpus       driver {report['driver'] or 'does not answer'}; {'; '.join(libraries)}"]
     text += [
-        f"gpu {gpu['index']}      {gpu['name']}, {gpu['memory'] / 1024:.1f} GiB ({gpu['free'] / 1024:.1f} free), "
-        f"compute capability {gpu['compute_capability']}"
+        f"gpu {gpu['index']}      {gpu['name']}, {gpu['memory'] / 1024:.1f} GiB ({gpu['free'] / 1024:.1f} free)"
+        + (f", compute capability {gpu['compute_capability']}" if gpu["compute_capability"] else "")
         for gpu in report["devices"]
     ]
     if report["hidden"]:

@@ -35,12 +35,13 @@ Legend:
 def machine(tmp_path, monkeypatch):
     """machine(count, used, ...): what `_gpus` finds out and complains of on a machine with so many GPUs."""
 
-    def look(count, used, wanted=WANTED, found=FOUND, cards=(), visible=None, **smi):
+    def look(count, used, wanted=WANTED, found=FOUND, missing=(), cards=(), visible=None, **smi):
         fake_nvidia_smi(tmp_path, monkeypatch, count, **smi)
         if visible is not None:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         monkeypatch.setattr(doctor, "_wanted_libraries", lambda: wanted)
         monkeypatch.setattr(gpu_libraries, "library_versions", lambda: found)
+        monkeypatch.setattr(gpu_libraries, "libraries_missing", lambda: list(missing))
         monkeypatch.setattr(gpu_libraries, "cards_in_slots", lambda: list(cards))
         problems = []
         return doctor._gpus(used, problems), problems
@@ -112,6 +113,21 @@ def test_one_that_the_user_shows_and_tensorflow_does_not_see(machine):
     assert machine(2, 0, visible="1")[1][0].startswith("TensorFlow sees 0 of 2 GPUs")
 
 
+def test_a_library_without_which_tensorflow_uses_none(machine):
+    _, problems = machine(1, 0, missing=["cuBLAS", "cuFFT"])
+    assert [problem.partition(": `")[0] for problem in problems] == [
+        "cuBLAS is wanted and not found", "cuFFT is wanted and not found",
+    ]  # fmt: skip
+
+
+def test_a_driver_that_tells_no_compute_capability(machine):
+    report, problems = machine(1, 0, driver="470.182.03")
+    assert report["driver"] == "470.182.03"
+    assert doctor._gpu_lines(report)[1] == "gpu 0      NVIDIA Fake, 16.0 GiB (15.7 free)"
+    assert len(problems) == 1
+    assert problems[0].startswith("the driver is 470.182.03, and CUDA 12.5.1 needs")
+
+
 def test_nccl_is_for_several(machine):
     assert machine(1, 1, found={**FOUND, "nccl": ""})[1] == []
     said = "NCCL, by which GPUs add up gradients, 2.27.7 is wanted and"
@@ -181,6 +197,24 @@ def test_libraries_beside_tensorflow(tmp_path, monkeypatch, no_wheels):
     assert str(file) in asked
 
 
+def test_other_libraries_that_tensorflow_loads(tmp_path, monkeypatch, no_wheels):
+    """Both files of cuBLAS; in `LD_LIBRARY_PATH`, beside TensorFlow, or where the system's loader finds them."""
+    (tmp_path / "libcublas.so.12").touch()
+    (tmp_path / "libcufft.so.11").touch()
+    found = {"libcublasLt.so.12", "libcusolver.so.11"}
+
+    def load(file):
+        if file not in found:
+            raise OSError(file)
+        return Library(file)
+
+    monkeypatch.setattr(gpu_libraries.ctypes, "CDLL", load)
+    assert gpu_libraries.libraries_missing({"LD_LIBRARY_PATH": str(tmp_path)}) == ["cuSPARSE"]
+    assert gpu_libraries.libraries_missing({}) == ["cuBLAS", "cuFFT", "cuSPARSE"]
+    monkeypatch.setattr(gpu_libraries.importlib.metadata, "requires", lambda name: None)
+    assert gpu_libraries.libraries_missing({}) == []
+
+
 def test_an_older_library_that_comes_first(tmp_path, monkeypatch):
     """One of the user's `LD_LIBRARY_PATH` is loaded in place of that of TensorFlow's wheels."""
     old = tmp_path / "old"
@@ -216,6 +250,7 @@ def test_versions_that_fit(name, wanted, found, right):
 def test_what_is_loaded_and_fails_later(monkeypatch, found, unusable, failing):
     monkeypatch.setattr(gpu_libraries, "wanted_versions", lambda: WANTED)
     monkeypatch.setattr(gpu_libraries, "library_versions", lambda: {**FOUND, "cudnn": found})
+    monkeypatch.setattr(gpu_libraries, "libraries_missing", list)
     assert gpu_libraries.why_unusable() == unusable
     if not unusable:
         assert gpu_libraries.what_will_fail() == failing

@@ -143,6 +143,33 @@ def test_what_peers_exchange(tf, replicas, monkeypatch):
     assert without_gpu_kernel(nodes) == []
 
 
+@pytest.mark.parametrize(
+    "dtype", ["float32", "bfloat16", "bool", "uint8", "int32", "uint32", "int64", "uint64", "complex64"]
+)
+def test_what_peers_predict(tf, replicas, dtype):
+    """Rows of all dtypes that a model may have as its output; those of replicas may be unequally many."""
+    from tf2dist.runtime import collectives
+
+    @tf.function
+    def gathered(rows):
+        def first_ones(rows):
+            rank = tf.distribute.get_replica_context().replica_id_in_sync_group
+            return rows[rank : 3 + tf.cast(rank > 0, tf.int32)]
+
+        return collectives.gather(replicas, replicas.run(first_ones, args=(rows,)))
+
+    numbers = tf.constant([[0, 1], [2, 3], [-4, 5], [6, 2**40 + 1]], tf.int64)
+    rows = tf.cast(numbers, dtype)
+    with nodes_traced() as nodes:
+        found = gathered(rows)
+    assert found.dtype == rows.dtype
+    assert (found.numpy() == tf.concat([rows[:3], rows[1:]], 0).numpy()).all()
+    # tf.distribute leaves int32, and what travels as int32, to the host.
+    on_host = dtype in ("bool", "uint8", "int32", "uint32")
+    assert ("CollectiveGatherV2" in {node.op for node in nodes}) != on_host
+    assert without_gpu_kernel([node for node in nodes if node.device]) == []
+
+
 @pytest.mark.parametrize("edges", ["torus", "dead"])
 def test_life_of_two_replicas(tf, replicas, edges):
     from trainers.life import packed_board

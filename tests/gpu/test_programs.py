@@ -10,6 +10,7 @@ import pytest
 import tf2dist
 from tests.gpu.conftest import ON_GPU
 from tests.gpu.traces import hard_placement, nodes_traced
+from tests.gpu_fakes import fake_nvidia_smi
 from tests.house.source import ROOT
 from tests.trainers.test_pi import FEW, FEW_INSIDE
 from tests.trainers.test_recommender import SMALL
@@ -56,6 +57,21 @@ def test_trainers_place_hard(tmp_path):
     assert any("GPU" in device for device in found["devices"]) == ON_GPU
     run("trainers.recommender", "--strategy=one", *SMALL[:-1], "--epochs=1", f"--report={report}")
     assert json.loads(report.read_text())["trainer"] == "recommender"
+
+
+def test_make_train_on_one_gpu(tmp_path, monkeypatch):
+    """What `make train` runs: two workers share the GPU, and all else leaves it alone."""
+    if ON_GPU:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus.visible()[0])
+    else:
+        fake_nvidia_smi(tmp_path, monkeypatch, 1)
+    report = tmp_path / "it.json"
+    run("trainers.mnist", "--strategy=ps", "--dataset=digits", "--epochs=5", f"--report={report}")
+    found = json.loads(report.read_text())
+    assert found["test_accuracy"] > 0.8
+    workers = {device.partition("/device")[0] for device in found["devices"] if "GPU" in device}
+    assert len(workers) == (2 if ON_GPU else 0)
+    assert all("/job:worker/" in worker for worker in workers)
 
 
 @pytest.mark.parametrize("name", ["one", "mirrored"])

@@ -117,18 +117,20 @@ def test_evaluates_and_predicts_as_a_cpu_does(tf, strategy, cpu, as_dataset):
 
 
 def test_data_does_not_go_to_the_device_whole(tf):
-    """A hundred megabytes are evaluated and trained on with a few of the GPU's; on CPUs it only runs."""
-    rows = np.random.default_rng(0).normal(size=(2_000_000 if ON_GPU else 20_000, 12)).astype(np.float32)
+    """Three hundred megabytes are evaluated and trained on with some of the GPU's; on CPUs it only runs."""
+    rows = np.random.default_rng(0).normal(size=(6_000_000 if ON_GPU else 20_000, 12)).astype(np.float32)
     with tf2dist.make_strategy("one").scope():
         model = classifier(OPTIMIZERS["sgd"]())
     labels = np.zeros(len(rows), np.int64)
     if ON_GPU:
         tf.config.experimental.reset_memory_stats("GPU:0")
     before = tf.config.experimental.get_memory_info("GPU:0")["current"] if ON_GPU else 0
-    tf2dist.evaluate(model, (rows, labels), batch_size=1000)
-    tf2dist.fit(model, (rows, labels), batch_size=1000, steps_per_epoch=20)
+    tf2dist.evaluate(model, (rows, labels), batch_size=4000)
+    tf2dist.fit(model, (rows, labels), batch_size=4000, steps_per_epoch=20)
     if ON_GPU:
-        assert tf.config.experimental.get_memory_info("GPU:0")["peak"] - before < rows.nbytes / 4
+        assert (
+            tf.config.experimental.get_memory_info("GPU:0")["peak"] - before < rows.nbytes / 2
+        )  # cuBLAS too wants some
 
 
 def test_a_checkpoint_of_a_gpu_goes_on_on_a_cpu(tmp_path, strategy, cpu):

@@ -1,12 +1,14 @@
 """The GPUs of a host are divided among its processes before any of them starts."""
 
 import os
+import sys
 
 import pytest
 
 from tests.gpu_fakes import fake_nvidia_smi
+from tf2dist.cluster.spec import Task
 from tf2dist.errors import UsageError
-from tf2dist.launch.cluster_layout import place_tasks
+from tf2dist.launch.cluster_layout import Layout, PlacedTask, place_tasks
 from tf2dist.launch.gpu_sharing import agreed, share_gpus
 from tf2dist.system import gpu_libraries
 
@@ -155,6 +157,52 @@ def test_libraries_of_the_wrong_version(tmp_path, monkeypatch, run, options):
         assert err == f"launch: local: --gpus_per_worker=1: TensorFlow cannot use GPUs here: {why}"
     else:
         assert (status, out, err) == (0, "[worker 0] ran\n", f"launch: no GPU is used: {why}")
+
+
+@pytest.mark.parametrize(
+    ("missing", "said"), [(["cublas"], "cuBLAS is"), (["cufft", "cusparse"], "cuFFT and cuSPARSE are")]
+)
+def test_a_library_that_is_missing(tmp_path, monkeypatch, missing, said):
+    """TensorFlow loads all of them before it uses any GPU; without one it computes on the CPU."""
+    fake_nvidia_smi(tmp_path, monkeypatch, 1, without=missing)
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "wheels"), *sys.path])
+    assert share_gpus(place_tasks(workers=1), {}).note.startswith(f"no GPU is used: {said} not found; python -m")
+    with pytest.raises(UsageError, match=f"^--gpus_per_worker=1: TensorFlow cannot use GPUs here: {said} not found;"):
+        share_gpus(place_tasks(workers=1), {}, each=1)
+
+
+@pytest.mark.parametrize(
+    ("nccl", "count", "layout", "said"),
+    [
+        ("2.18.3", 2, {"workers": 2}, "NCCL 2.27 is wanted, and 2.18.3 is found: GPUs may fail to add up gradients;"),
+        ("", 2, {"workers": 1}, "NCCL 2.27 is not found: GPUs will fail to add up gradients;"),
+        ("", 1, {"workers": 1}, ""),
+        ("", 2, {"ps": 1, "workers": 2}, ""),
+        ("", 1, {"workers": 2}, "2 workers share 1 GPU (0); each takes the memory that it needs"),
+    ],
+)
+def test_nccl_where_it_adds_up_gradients(tmp_path, monkeypatch, nccl, count, layout, said):
+    fake_nvidia_smi(tmp_path, monkeypatch, count, nccl=nccl or "0", without=() if nccl else ["nccl"])
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "wheels"), *sys.path])
+    note = share_gpus(place_tasks(**layout), {}).note
+    assert note.startswith(said) if said else not note
+
+
+def test_the_only_worker_of_a_host_among_others(tmp_path, monkeypatch):
+    fake_nvidia_smi(tmp_path, monkeypatch, 1, without=["nccl"])
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "wheels"), *sys.path])
+    placed = tuple(PlacedTask(Task("worker", index), f"host{index}", None) for index in range(2))
+    assert share_gpus(Layout(placed), {}, host="host1").note.startswith("NCCL 2.27 is not found: GPUs will fail")
+
+
+def test_workers_that_would_each_take_all_of_a_card(tmp_path, monkeypatch):
+    fake_nvidia_smi(tmp_path, monkeypatch, 1)
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "wheels"), *sys.path])
+    environ = {"TF_FORCE_GPU_ALLOW_GROWTH": "false"}
+    with pytest.raises(UsageError, match=r"^TF_FORCE_GPU_ALLOW_GROWTH=false has each of 2 workers take all memory"):
+        share_gpus(place_tasks(ps=1, workers=2), environ)
+    assert share_gpus(place_tasks(ps=1, workers=2), environ, memory_mib=4000).shared_by == 2
+    assert share_gpus(place_tasks(ps=1, workers=1), environ).shared_by == 1
 
 
 @pytest.mark.parametrize("options", [[], ["--gpus_per_worker=1"]])

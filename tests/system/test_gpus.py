@@ -84,8 +84,9 @@ def test_the_driver_is_open_while_a_file_of_it_is(tmp_path, monkeypatch):
     assert not gpus.driver_is_open()
     there = os.readlink
     monkeypatch.setattr(gpus.os, "readlink", lambda path: there(path).replace(str(tmp_path), "/dev"))
-    with open(tmp_path / "nvidiactl", "w"):
-        assert gpus.driver_is_open()
+    for device in ("nvidiactl", "dxg"):
+        with open(tmp_path / device, "w"):
+            assert gpus.driver_is_open()
     assert not gpus.driver_is_open()
 
 

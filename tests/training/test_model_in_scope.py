@@ -59,6 +59,25 @@ def test_a_model_that_is_not_built(joined):
     assert model.distribute_strategy is joined
 
 
+def test_xla_that_keras_has_chosen_for_a_gpu(tf, monkeypatch):
+    """Outside of every scope it chooses XLA where there is a GPU, and some strategies' variables XLA cannot read."""
+    job = session.Session()
+    job.strategy = tf2dist.make_strategy("central", replicas=2)
+    monkeypatch.setattr(session, "_current", job)
+    devices, gpu = tf.config.list_physical_devices("CPU"), tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
+    with monkeypatch.context() as patch:
+        patch.setattr(tf.config, "list_physical_devices", lambda kind=None: [gpu] if kind == "GPU" else [*devices, gpu])
+        model = classifier(OPTIMIZERS["sgd"]())
+        assert model.jit_compile is True
+        tf2dist.evaluate(model, *data(), verbose=0)
+        assert model.jit_compile is False
+    # Without a GPU the user has asked for it.
+    model = classifier(OPTIMIZERS["sgd"]())
+    model.compile(model.optimizer, model.loss, jit_compile=True)
+    with pytest.raises(ValueError, match="compiled with jit_compile=True"):
+        tf2dist.evaluate(model, *data(), verbose=0)
+
+
 def test_a_model_that_is_not_compiled_predicts(joined):
     model, (x, _) = classifier(OPTIMIZERS["sgd"]()), data()
     model = keras.Model(model.inputs, model.outputs)

@@ -198,7 +198,7 @@ class ReplicaDispatcher:
             if self._slices.single:
                 return tf.nest.map_structure(lambda t: strategy.experimental_local_results(t)[0], outputs)
             if self._peers > 1:
-                return tf.nest.map_structure(lambda t: strategy.gather(t, axis=0), outputs)
+                return tf.nest.map_structure(lambda t: collectives.gather(strategy, t), outputs)
             return tf.nest.map_structure(lambda t: tf.concat(strategy.experimental_local_results(t), 0), outputs)
 
         return execution

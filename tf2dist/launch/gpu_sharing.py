@@ -122,12 +122,16 @@ def share_gpus(
     parts_of_cards = [name for name in used if name.startswith("MIG-")]  # perhaps of one, which NCCL refuses too
     shared_by = max([1, len(parts_of_cards), *(used.count(name) for name in used)])
     if memory_mib or not unusable:
+        _check_growth(used, memory_mib, environ)
         _check_memory(gpus.memory(names, environ), used, memory_mib, limit)
     variables = {str(task): _variables(parts.get(task, []), shared_by, memory_mib, environ) for task in tasks}
     if unusable and each is None:
         return GpuSharing(variables, f"no GPU is used: {unusable}; {_DOCTOR}", none)
     note = _note(names, used, len(workers), memory_mib) if each is None and workers else ""
-    if used and (failing := gpu_libraries.what_will_fail()):
+    # Workers of other hosts may share a GPU, and all do without NCCL then; servers add up gradients by themselves.
+    together = per_worker * sum(_computes(layout, place.task) for place in layout.placed)
+    with_nccl = shared_by == 1 and together > 1 and not layout.count("ps")
+    if used and (failing := gpu_libraries.what_will_fail(with_nccl=with_nccl)):
         note = "; ".join(filter(None, [note, failing, _DOCTOR]))
     return GpuSharing(variables, note, per_worker if workers else None, shared_by)
 
@@ -186,6 +190,16 @@ def _variables(part: Sequence[str], shared_by: int, memory_mib: int | None, envi
     if shared_by > 1 or GPUS_SHARED_BY in environ:
         found[GPUS_SHARED_BY] = str(shared_by)
     return found
+
+
+def _check_growth(used: list[str], memory_mib: int | None, environ: dict[str, str]) -> None:
+    """Raises UsageError if the user wants each of several processes on a GPU to take all of its memory."""
+    shared = [name for name in used if used.count(name) > 1]
+    if shared and not memory_mib and environ.get(_ALLOW_GROWTH) == "false":
+        raise UsageError(
+            f"{_ALLOW_GROWTH}=false has each of {_count(used.count(shared[0]), 'worker')} take all memory of GPU "
+            f"{shared[0]}: `unset {_ALLOW_GROWTH}`, or say --gpu_memory"
+        )
 
 
 def _check_memory(memory: dict[str, gpus.Memory], used: list[str], memory_mib: int | None, limit: str) -> None:

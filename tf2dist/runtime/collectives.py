@@ -17,6 +17,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+# Of which `CollectiveGatherV2` takes all, and GPUs can pad all: it takes int64 too, for which they have no `Pad`.
+_GATHERED = (tf.float16, tf.float32, tf.float64, tf.int32)
+
 
 def peers(strategy: tf.distribute.Strategy) -> tuple[int, int]:
     """Returns the number of peers and the rank of this one, from 0; the chief has rank 0."""
@@ -60,6 +63,37 @@ def all_reduce(strategy: tf.distribute.Strategy, tensors: Sequence[tf.Tensor]) -
     # Sixths of a count do not always add up to it again, and a cast to integers cuts off.
     pieces = [tf.round(p) if t.dtype.is_integer else p for p, t in zip(pieces, tensors, strict=True)]
     return [tf.cast(tf.reshape(p, t.shape), t.dtype) for p, t in zip(pieces, tensors, strict=True)]
+
+
+def gather(strategy: tf.distribute.Strategy, rows: Any) -> tf.Tensor:
+    """Returns the rows of all replicas of all peers, in the order of replicas. Call it inside of a `tf.function`.
+
+    Args:
+      strategy: in its cross-replica context.
+      rows: what its `run` has returned: numbers or booleans [n, ...] of each replica; `n` may differ.
+    """
+    dtype = strategy.experimental_local_results(rows)[0].dtype
+    if dtype not in _GATHERED:
+        rows = strategy.run(_as_gathered, args=(rows,))
+    return _from_gathered(strategy.gather(rows, axis=0), dtype)
+
+
+def _as_gathered(rows: tf.Tensor) -> tf.Tensor:
+    """The same in one of _GATHERED, without a loss: the bits of large integers, parts of complex numbers."""
+    if rows.dtype.is_complex:
+        return tf.stack([tf.math.real(rows), tf.math.imag(rows)], -1)
+    if rows.dtype.is_integer and rows.dtype.size >= 4:
+        return tf.bitcast(rows, tf.float64 if rows.dtype.size == 8 else tf.int32)
+    return tf.cast(rows, tf.float32 if rows.dtype.is_floating else tf.int32)
+
+
+def _from_gathered(rows: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Undoes `_as_gathered`."""
+    if dtype.is_complex:
+        return tf.complex(*tf.unstack(rows, 2, -1))
+    if dtype.is_integer and dtype.size >= 4:
+        return tf.bitcast(rows, dtype)
+    return tf.cast(rows, dtype)
 
 
 def broadcast(strategy: tf.distribute.Strategy, values: Sequence[Any]) -> list[np.ndarray]:

@@ -23,14 +23,21 @@ _LIBRARIES = {
     "cudnn": ("nvidia-cudnn-cu12", "libcudnn.so.9", "cudnnGetVersion"),
     "nccl": ("nvidia-nccl-cu12", "libnccl.so.2", "ncclGetVersion"),
 }
+# What else TensorFlow loads before it uses any GPU (`TryDlopenCUDALibraries`): name, wheel and files.
+_BESIDE = (
+    ("cuBLAS", "nvidia-cublas-cu12", ("libcublas.so.12", "libcublasLt.so.12")),
+    ("cuFFT", "nvidia-cufft-cu12", ("libcufft.so.11",)),
+    ("cuSOLVER", "nvidia-cusolver-cu12", ("libcusolver.so.11",)),
+    ("cuSPARSE", "nvidia-cusparse-cu12", ("libcusparse.so.12",)),
+)
 # By CUDA's major version; within one, drivers fit all (Linux): "CUDA Compatibility", "Minor Version Compatibility".
 _OLDEST_DRIVER = {12: "525.60.13", 13: "580.65.06"}
-_FIELDS = "index,uuid,memory.total,memory.free,compute_cap,driver_version,name"
+_FIELDS = "index,uuid,memory.total,memory.free,driver_version,name"
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU that the driver tells of; memory in MiB."""
+    """A GPU that the driver tells of; memory in MiB. Drivers before 510 tell no compute capability: it is empty."""
 
     index: str
     uuid: str
@@ -60,11 +67,12 @@ class Driver:
 def ask_driver() -> Driver:
     """Asks the driver through nvidia-smi."""
     rows = _rows()
+    capabilities = _capabilities() if rows else {}
     found = tuple(
-        Gpu(index, uuid, _number(total), _number(free), capability, name)
-        for index, uuid, total, free, capability, _, name in rows
+        Gpu(index, uuid, _number(total), _number(free), capabilities.get(index, ""), name)
+        for index, uuid, total, free, _, name in rows
     )
-    version = rows[0][5] if rows else ""
+    version = rows[0][4] if rows else ""
     if len(found) < 2:
         return Driver(version, found)
     links, peers = (_pairs(gpus.nvidia_smi("topo", *which) or "") for which in (["-m"], ["-p2p", "r"]))
@@ -87,10 +95,7 @@ def wanted_versions() -> dict[str, str]:
 
     By the names of `library_versions`; empty if TensorFlow was installed in another way.
     """
-    try:
-        needs = "\n".join(importlib.metadata.requires("tensorflow") or ())
-    except importlib.metadata.PackageNotFoundError:
-        return {}
+    needs = _needs()
     found = {
         name: re.search(rf"^{wheel}\b.*?>=([\d.]+)", needs, re.MULTILINE) for name, (wheel, *_) in _LIBRARIES.items()
     }
@@ -104,6 +109,19 @@ def library_versions(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     put theirs, and then where the system's loader does.
     """
     return {name: _version(environ, *library) for name, library in _LIBRARIES.items()}
+
+
+def libraries_missing(environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Returns the names of CUDA's other libraries without which TensorFlow uses no GPU, and which are not there.
+
+    Without a word from TensorFlow. None is named if TensorFlow was installed in another way than by its wheel.
+    """
+    needs = _needs()
+    return [
+        name
+        for name, wheel, files in _BESIDE
+        if wheel in needs and not all(_is_there(environ, wheel, file) for file in files)
+    ]
 
 
 def fits(name: str, wanted: str, found: str) -> bool:
@@ -136,20 +154,29 @@ def why_unusable() -> str:
             return f"{label} {version} is not found"
         if not is_loaded(wanted[name], found[name]):
             return f"{label} {version} is wanted, and {found[name]} is found"
+    if missing := libraries_missing():
+        return f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not found"
     if "cuda" in wanted and (rows := _rows()):
-        return driver_too_old(rows[0][5], _minor(wanted["cuda"]))
+        return driver_too_old(rows[0][4], _minor(wanted["cuda"]))
     return ""
 
 
-def what_will_fail() -> str:
+def what_will_fail(*, with_nccl: bool = False) -> str:
     """Returns what will end with an error on GPUs that TensorFlow can use, in a few words; empty if nothing will.
 
     cuDNN is asked for its version by the first operation that needs it: a convolution, and perhaps what XLA compiles.
+
+    Args:
+      with_nccl: whether NCCL adds up gradients, which TensorFlow loads when it is first used.
     """
-    wanted, found = wanted_versions().get("cudnn", ""), library_versions()["cudnn"]
-    if not wanted or not found or fits("cudnn", wanted, found):
-        return ""
-    return f"cuDNN {_minor(wanted)} is wanted, and {found} is found: convolutions will fail, and so may XLA"
+    wanted, found, failing = wanted_versions(), library_versions(), list[str]()
+    if "cudnn" in wanted and found["cudnn"] and not fits("cudnn", wanted["cudnn"], found["cudnn"]):
+        what = _wanted_and_found("cuDNN", wanted["cudnn"], found["cudnn"])
+        failing.append(f"{what}: convolutions will fail, and so may XLA")
+    if with_nccl and "nccl" in wanted and not fits("nccl", wanted["nccl"], found["nccl"]):
+        what = _wanted_and_found("NCCL", wanted["nccl"], found["nccl"])
+        failing.append(f"{what}: GPUs {'may' if found['nccl'] else 'will'} fail to add up gradients")
+    return "; ".join(failing)
 
 
 def cards_in_slots() -> list[str]:
@@ -172,10 +199,28 @@ def _minor(version: str) -> str:
     return ".".join(version.split(".")[:2])
 
 
+def _wanted_and_found(label: str, wanted: str, found: str) -> str:
+    return f"{label} {_minor(wanted)} is {f'wanted, and {found} is found' if found else 'not found'}"
+
+
+def _needs() -> str:
+    """What TensorFlow's wheel asks for, a line each; empty if it was installed in another way."""
+    try:
+        return "\n".join(importlib.metadata.requires("tensorflow") or ())
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
 def _rows() -> list[list[str]]:
     """What nvidia-smi says of each GPU, in the order of _FIELDS."""
     said = gpus.nvidia_smi(f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits") or ""
-    return [[cell.strip() for cell in line.split(",", 6)] for line in said.splitlines() if line.count(",") >= 6]
+    return [[cell.strip() for cell in line.split(",", 5)] for line in said.splitlines() if line.count(",") >= 5]
+
+
+def _capabilities() -> dict[str, str]:
+    """The compute capability of each GPU by its index; asked for alone, because drivers before 510 refuse all then."""
+    said = gpus.nvidia_smi("--query-gpu=index,compute_cap", "--format=csv,noheader,nounits") or ""
+    return dict(re.findall(r"^(\d+), *([\d.]+)$", said, re.MULTILINE))
 
 
 def _pairs(table: str) -> dict[str, str]:
@@ -194,16 +239,40 @@ def _pairs(table: str) -> dict[str, str]:
 
 def _version(environ: Mapping[str, str], wheel: str, file: str, function: str) -> str:
     """The version of the library that TensorFlow would load; empty if there is none."""
-    for directory in filter(None, environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)):
-        if os.path.exists(path := os.path.join(directory, file)):
-            return _told(path, function)
+    if path := _in_search_path(environ, file):
+        return _told(path, function)
+    return _wheel_version(wheel) or _told(_beside_tensorflow(file) or file, function)
+
+
+def _is_there(environ: Mapping[str, str], wheel: str, file: str) -> bool:
+    """Would TensorFlow find this library?"""
+    if _in_search_path(environ, file) or _wheel_version(wheel) or _beside_tensorflow(file):
+        return True
+    with contextlib.suppress(OSError):
+        return bool(ctypes.CDLL(file))
+    return False
+
+
+def _in_search_path(environ: Mapping[str, str], file: str) -> str:
+    """Where `LD_LIBRARY_PATH` has this file; empty if nowhere."""
+    directories = filter(None, environ.get("LD_LIBRARY_PATH", "").split(os.pathsep))
+    return next((path for path in (os.path.join(d, file) for d in directories) if os.path.exists(path)), "")
+
+
+def _wheel_version(wheel: str) -> str:
+    """The version of a wheel that is installed; empty if it is not."""
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version(wheel)
+    return ""
+
+
+def _beside_tensorflow(file: str) -> str:
+    """Where this file is beside TensorFlow, as its wheels put it there; empty if it is not."""
     package = importlib.util.find_spec("tensorflow")
     for place in (package and package.submodule_search_locations) or ():
         for path in glob.glob(os.path.join(glob.escape(os.path.dirname(place)), "nvidia", "*", "lib", file)):
-            return _told(path, function)
-    return _told(file, function)
+            return path
+    return ""
 
 
 def _told(file: str, function: str) -> str:

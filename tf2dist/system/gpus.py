@@ -87,10 +87,13 @@ def memory(names: tuple[str, ...], environ: Mapping[str, str] = os.environ) -> d
 
 
 def driver_is_open() -> bool:
-    """Returns whether this process has initialized CUDA, or anything else that holds NVIDIA's driver open."""
+    """Returns whether this process has initialized CUDA, or anything else that holds NVIDIA's driver open.
+
+    Under Windows (WSL 2) the driver is that of all graphics cards, /dev/dxg.
+    """
     for descriptor in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # one is that of the listing
-            if os.readlink(f"/proc/self/fd/{descriptor}").startswith("/dev/nvidia"):
+            if os.readlink(f"/proc/self/fd/{descriptor}").startswith(("/dev/nvidia", "/dev/dxg")):
                 return True
     return False
 

@@ -11,6 +11,7 @@ from tf2dist.compat.model import strategy_of
 from tf2dist.compat.variables_in_scope import move_variables, unmovable
 from tf2dist.errors import UsageError
 from tf2dist.runtime import session
+from tf2dist.training.model_validation import VARIABLES_ELSEWHERE
 
 _log = logging.getLogger("tf2dist")
 
@@ -40,6 +41,18 @@ def move_into_scope(model: keras.Model) -> None:
             f"the model was made outside of the scope of this job's strategy ({type(strategy).__name__}), and {fixed} "
             "cannot be moved there; make and compile it inside of `with strategy.scope():`"
         )
+    if own is None and isinstance(strategy, VARIABLES_ELSEWHERE) and _compiled_for_a_gpu(model):
+        model.jit_compile = False
+        name = type(strategy).__name__
+        _log.info("tf2dist: %s is not compiled by XLA, which cannot read the variables of %s", model.name, name)
     if moved := move_variables(model, strategy):
         name = type(strategy).__name__
         _log.info("tf2dist: %s was made outside of the scope of %s: %d variables were moved", model.name, name, moved)
+
+
+def _compiled_for_a_gpu(model: keras.Model) -> bool:
+    """Has Keras perhaps chosen XLA, as it does outside of every scope where TensorFlow lists a GPU, a hidden one too?
+
+    What the user has asked for, "auto" or True, it does not keep.
+    """
+    return model.compiled and model.jit_compile is True and bool(tf.config.list_physical_devices("GPU"))

@@ -17,7 +17,7 @@ from tf2dist.errors import TrainingError, UsageError
 from tf2dist.input.data_adapter import DataAdapter
 from tf2dist.parameter_server.options import ParameterServer
 
-_VARIABLES_ELSEWHERE = (tf.distribute.ParameterServerStrategy, tf.distribute.experimental.CentralStorageStrategy)
+VARIABLES_ELSEWHERE = (tf.distribute.ParameterServerStrategy, tf.distribute.experimental.CentralStorageStrategy)
 _MIRRORED = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
 
 
@@ -39,7 +39,7 @@ def check_before_building(model: keras.Model) -> None:
             "the strategy has a variable_partitioner, and Keras 3 cannot train a variable in parts; make the strategy "
             "without one and use tf2dist.layers.ShardedEmbedding for large tables"
         )
-    if model.compiled and model.jit_compile is True and isinstance(strategy, _VARIABLES_ELSEWHERE):
+    if model.compiled and model.jit_compile is True and isinstance(strategy, VARIABLES_ELSEWHERE):
         raise UsageError(
             "the model is compiled with jit_compile=True, but its strategy keeps the variables on other devices, "
             "which XLA cannot read; compile it without, or use a strategy that keeps them with the replicas"
@@ -51,7 +51,7 @@ def check_before_building(model: keras.Model) -> None:
 def check_own_steps(model: keras.Model, own: str) -> None:
     """Raises ValueError for a model that overrides the method `own`, on a strategy that needs Keras's."""
     strategy = model.distribute_strategy
-    if isinstance(strategy, _VARIABLES_ELSEWHERE):
+    if isinstance(strategy, VARIABLES_ELSEWHERE):
         raise UsageError(
             f"{type(model).__name__} overrides {own}, which keeps its metrics in variables that several at once cannot "
             f"update under {type(strategy).__name__} without losing counts; use compile(loss, metrics) and "
@@ -84,7 +84,7 @@ def check_options(model: keras.Model, options: ParameterServer) -> None:
 def check_after_building(model: keras.Model) -> None:
     """Raises ValueError for variables outside of the scope."""
     extended = model.distribute_strategy.extended
-    if isinstance(model.distribute_strategy, (*_VARIABLES_ELSEWHERE, *_MIRRORED)):
+    if isinstance(model.distribute_strategy, (*VARIABLES_ELSEWHERE, *_MIRRORED)):
         optimizer = model.optimizer if model.compiled else None
         kinds = {"model": model.weights, "optimizer": optimizer.variables if optimizer else ()}
         for owner, variables in kinds.items():
