@@ -199,6 +199,14 @@ def test_a_switch_that_is_none(monkeypatch):
         Preemption().handle_sigterm()
 
 
+def test_a_switch_that_is_none_is_found_before_tensorflow_is_imported(program):
+    job = program(
+        "import tf2dist\ntry: tf2dist.join('one')\nexcept ValueError: say('tensorflow' in sys.modules)",
+        TF2DIST_PREEMPTIBLE="yes",
+    )
+    job.until("False")
+
+
 def test_processes_that_a_program_forks_are_its_own(program):
     """The end of one that reads its data, say, asks for nothing."""
     job = program("""

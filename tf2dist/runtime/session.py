@@ -186,7 +186,7 @@ def join(
     limit = start_timeout or rendezvous.start_timeout()
     tensorflow_import.set_defaults()
     session = _begin(Session(cluster, role, start_timeout=limit, preemptible=preemptible))
-    if os.getpid() == 1:
+    if session.preemption.by_signal and os.getpid() == 1:
         session.preemption.handle_sigterm()  # of a container, where a signal without a handler does nothing
     if role in (Role.EVALUATOR, Role.SOLO):
         strategy = _make_strategy(session, *(("one", None) if role is Role.EVALUATOR else (name, replicas)), None)
