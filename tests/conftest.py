@@ -24,7 +24,7 @@ SINGLE_PROCESS = ("one", "mirrored", "central")
 # Files whose tests mostly wait (for silence, for restarts): one after the other, beside those that compute.
 _WAITING = (
     "test_ssh", "test_kubelet", "test_slurm", "test_lost_tasks", "test_killed_workers", "test_restarts",
-    "test_gil_released_calls", "test_applied_batches", "test_scale",
+    "test_gil_released_calls", "test_applied_batches", "test_scale", "test_preemption_jobs",
 )  # fmt: skip
 
 

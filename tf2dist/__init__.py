@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tf2dist.map_reduce.map_reduce import map_reduce
     from tf2dist.parameter_server.options import ParameterServer
     from tf2dist.runtime.server import serve
-    from tf2dist.runtime.session import connect, join
+    from tf2dist.runtime.session import connect, join, preempt
     from tf2dist.runtime.strategies import make_strategy
     from tf2dist.training.api import bind, evaluate, fit, predict, updates
     from tf2dist.training.callbacks import ExecutionCallback
@@ -41,6 +41,7 @@ _HOME = {
     "fit": "training.api",
     "evaluate": "training.api",
     "predict": "training.api",
+    "preempt": "runtime.session",
     "updates": "training.api",
     "map_reduce": "map_reduce.map_reduce",
     "ShardError": "errors",
@@ -75,6 +76,7 @@ __all__ = [
     "make_strategy",
     "map_reduce",
     "predict",
+    "preempt",
     "role_of",
     "serve",
     "updates",

@@ -1,5 +1,6 @@
 """Errors of the user or of the job, which are reported in one line without a traceback. Imports no TensorFlow."""
 
+import functools
 import re
 
 _HEADINGS = ("Graph execution error", "Detected at node", "File ", "<stack", "Additional GRPC", "2 root error")
@@ -17,6 +18,26 @@ class TrainingError(ValueError):
 
 class CheckpointError(ValueError):
     """A checkpoint that cannot be restored (of another model, unreadable) or written. The message is one line."""
+
+
+START_AGAIN = 75  # the exit status of a job that was asked to stop and has saved (EX_TEMPFAIL): start it again to go on
+
+
+class Preempted(SystemExit):
+    """Ends the program of a job that was asked to stop and has saved, with status 75: "start me again".
+
+    It is no `Exception`, so that what a program does about its errors does not stop it.
+
+    Attributes:
+      alone: does it end this process alone, wherever it was? Else all peers of the job end after the same step.
+    """
+
+    def __init__(self, *, alone: bool = False) -> None:
+        super().__init__(START_AGAIN)
+        self.alone = alone
+
+    def __reduce__(self):
+        return functools.partial(type(self), alone=self.alone), ()
 
 
 class ShardError(ValueError):

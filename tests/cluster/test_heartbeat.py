@@ -172,7 +172,17 @@ class TestServeUntilDone:
         other.say("ping", "done")
         assert stays(serving)
         other.end()
-        serving.result(DEADLINE)
+        assert serving.result(DEADLINE) == 0
+
+    def test_the_status_that_the_coordinator_says(self, connect):
+        """A server that was asked to stop has an answer before."""
+        line, other = connect("chief", 0)
+        answers = []
+        serving = background(wait_until_done, line, answers.append)
+        other.say("refuse", "ping", "accept", "done 75")
+        other.socket.shutdown(socket.SHUT_WR)
+        assert serving.result(DEADLINE) == 75
+        assert answers == [False, True]
 
     def test_a_coordinator_that_does_not_end(self, connect, monkeypatch):
         monkeypatch.setattr(heartbeat, "_EXIT_TIMEOUT", 0.05)

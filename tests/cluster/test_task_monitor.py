@@ -19,6 +19,7 @@ from tf2dist.cluster.loss_policy import LossPolicy
 from tf2dist.cluster.rendezvous import RendezvousError
 from tf2dist.cluster.spec import Task
 from tf2dist.cluster.task_monitor import FollowerMonitor, LeaderMonitor
+from tf2dist.errors import Preempted
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("ended")]
 
@@ -112,6 +113,40 @@ class TestLead:
         leader = lead(*lines)
         leader.end(together=False)
         assert [other.next() for _, other in lines] == ["done", "done"]
+
+    def test_a_task_that_was_asked_to_stop_has_an_answer(self, lead, connect):
+        """It is needed until the job has saved; or it is not, and may end at once."""
+        lines, told = [connect("ps", 0), connect("worker", 0)], []
+
+        def ends(why):
+            told.append(why)
+            return "ps" in why
+
+        leader = lead(*lines, on_preempted=ends)
+        (_, server), (_, worker) = lines
+        server.say("preempt")
+        assert server.next() == "accept"
+        worker.say("preempt")
+        assert worker.next() == "refuse"
+        assert told == [f"{name} 0 at {name}0:2222 was asked to stop" for name in ("ps", "worker")]
+        leader.end(together=False, status=75)
+        assert [other.next() for _, other in lines] == ["done 75", "done 75"]
+
+    def test_a_peer_that_has_left_something_undone_has_all_of_them_start_again(self, lead, connect):
+        lines = [connect("worker", 1), connect("worker", 2)]
+        leader = lead(*lines)
+        ending = background(leader.end, together=True)
+        lines[0][1].say("again", "bye 1")
+        lines[1][1].say("bye 1")
+        assert ending.result(DEADLINE) == 75
+        assert [[other.next(), other.next()] for _, other in lines] == [["bye 0", "done 75"]] * 2
+
+    def test_all_peers_are_told_that_the_job_is_to_stop(self, lead, connect):
+        lines = [connect("worker", 1), connect("worker", 2)]
+        leader = lead(*lines)
+        leader.preempt()
+        assert [other.next() for _, other in lines] == ["preempt", "preempt"]
+        leader.end(together=False)
 
     def test_peers_end_together(self, lead, connect):
         lines = [connect("worker", 1), connect("worker", 2)]
@@ -330,14 +365,31 @@ class TestFollow:
         assert other.next() == "bye 0"
         assert stays(ending)
         other.say("ping", "done")
-        ending.result(DEADLINE)
+        assert ending.result(DEADLINE) == 0
         assert not ended.done()
+
+    def test_leaves_something_undone(self, connect, ended):
+        line, other = connect("worker", 0)
+        ending = background(FollowerMonitor(line, ended.set_result).end, 75)
+        assert [other.next(), other.next()] == ["again", "bye 0"]
+        other.say("done 75")
+        assert ending.result(DEADLINE) == 75
 
     def test_gives_signs_of_life(self, connect, lively, ended):
         line, other = connect("worker", 0)
         follow = FollowerMonitor(line, ended.set_result)
         assert [other.next() for _ in range(3)] == ["ping"] * 3
         other.say("done")
+        follow.end()
+
+    def test_tells_the_leader_and_hears_from_it_that_the_job_is_to_stop(self, connect, ended):
+        line, other = connect("worker", 0)
+        told: Future = Future()
+        follow = FollowerMonitor(line, ended.set_result, told.set_result)
+        follow.preempt()
+        assert other.next() == "preempt"
+        other.say("preempt", "done")
+        assert told.result(DEADLINE) == "worker 0 at worker0:2222 says that the job was asked to stop"
         follow.end()
 
     def test_ends_when_the_leader_has(self, connect, ended):
@@ -400,6 +452,23 @@ class TestPeerCalls:
         calls, _ = peer
         with pytest.raises(SystemExit), calls.one():
             sys.exit(3)
+        assert calls.made == 0
+
+    def test_a_call_that_ends_since_the_job_was_preempted(self, peer, ended):
+        """All peers end it, so nobody misses one that has left before."""
+        calls, other = peer
+        with pytest.raises(Preempted), calls.one():
+            raise Preempted
+        assert calls.made == 1
+        other.say("bye 1")
+        with calls.one():
+            assert "call 2" in ended.result(DEADLINE)
+
+    def test_a_call_that_a_signal_to_this_peer_alone_ends(self, peer):
+        """The others are inside of it, and must not wait for this one."""
+        calls, _ = peer
+        with pytest.raises(Preempted), calls.one():
+            raise Preempted(alone=True)
         assert calls.made == 0
 
     def test_all_exit_inside_of_a_call(self, peer, ended):

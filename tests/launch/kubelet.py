@@ -133,10 +133,25 @@ def pods_of(documents):
                     yield Pod(f"{name}-{kind}", index, names, labels, pod_spec, extra={"TF_CONFIG": json.dumps(config)})
 
 
+def _jobs_of(documents):
+    """The Jobs, by themselves and in a JobSet, with the names that their pods have."""
+    for found in documents:
+        if found["kind"] == "Job":
+            yield found["metadata"]["name"], found["spec"]
+        for job in found["spec"].get("replicatedJobs", ()):
+            yield f"{found['metadata']['name']}-{job['name']}-0", job["template"]["spec"]
+
+
 def _tfjob_port(replica):
     [container] = [c for c in replica["template"]["spec"]["containers"] if c["name"] == "tensorflow"]
     [port] = [port["containerPort"] for port in container["ports"] if port["name"] == "tfjob-port"]
     return port
+
+
+def _is_first_of_a_container(pid):
+    with open(f"/proc/{pid}/status") as file:
+        [ids] = [line.split()[1:] for line in file if line.startswith("NSpid:")]
+    return ids[-1] == "1"
 
 
 class Kubernetes:
@@ -160,6 +175,16 @@ class Kubernetes:
             self.limits.setdefault(pod.job, main.get("runPolicy", {}).get("backoffLimit", 0))
         self.whole = main.get("failurePolicy", {}).get("maxRestarts")  # restarts that are left; None without a JobSet
         self.clean = main.get("runPolicy", {}).get("cleanPodPolicy")
+        self.uncounted = {  # what happens to a pod with such a status, by the policies of its Job and of the JobSet
+            (job, status): rule["action"]
+            for job, spec in _jobs_of(documents)
+            for rule in spec.get("podFailurePolicy", {}).get("rules", ())
+            for status in rule.get("onExitCodes", {}).get("values", ())
+        }
+        self.restarts_uncounted = any(
+            rule["action"] == "RestartJobSetAndIgnoreMaxRestarts" and "PodFailurePolicy" in rule["onJobFailureReasons"]
+            for rule in main.get("failurePolicy", {}).get("rules", ())
+        )
         self.failures = dict.fromkeys(self.limits, 0)
         self.restarts, self.succeeded = 0, True
         for document in documents:
@@ -227,6 +252,11 @@ class Kubernetes:
         linux.kill(linux.descendants(pod.process.pid), signal.SIGKILL)
         pod.process.wait(DEADLINE)
 
+    def ask(self, pod):
+        """What a container's process 1 gets when its pod is to end."""
+        [first, *_] = [p for p in linux.descendants(pod.process.pid) if _is_first_of_a_container(p)]
+        os.kill(first, signal.SIGTERM)
+
     def finish(self, until=lambda: False):
         """Runs everything to its end, or until something holds; is True if nothing failed for good."""
         deadline = time.monotonic() + DEADLINE
@@ -251,6 +281,12 @@ class Kubernetes:
 
     def _after_failure(self, pod):
         """A container is started again, or everything, or its Job ends; the pods of other Jobs must end themselves."""
+        action = self.uncounted.get((pod.job, pod.statuses[-1]))
+        if action == "Ignore":
+            self._start(pod)
+            return
+        if action == "FailJob" and self.restarts_uncounted:
+            self.whole += 1
         self.failures[pod.job] += 1
         if self.failures[pod.job] <= self.limits[pod.job]:
             self._start(pod)

@@ -179,6 +179,33 @@ def test_an_evaluator_has_time_for_the_last_checkpoint():
     assert evaluator.spec["terminationGracePeriodSeconds"] == 600
 
 
+@pytest.mark.parametrize("kind", k8s.KINDS)
+def test_tasks_have_time_to_save(kind):
+    for pod in pods_of(manifests(f"--kind={kind}", "--ps=1", "--workers=2", "--grace=90")):
+        assert pod.spec["terminationGracePeriodSeconds"] == 90
+        assert pod.env()["TF2DIST_PREEMPTIBLE"] == "1"
+
+
+def test_a_pod_that_was_preempted_is_no_failure():
+    """In a JobSet all start again without a count; a Job makes another pod, if it restarts no containers."""
+    [_, jobset] = manifests("--ps=1", "--workers=1")
+    [rule] = jobset["spec"]["failurePolicy"]["rules"]
+    assert rule["action"] == "RestartJobSetAndIgnoreMaxRestarts"
+    assert rule["onJobFailureReasons"] == ["PodFailurePolicy"]
+    jobs = [job["template"]["spec"] for job in jobset["spec"]["replicatedJobs"]]
+    for action, specs in (
+        ("FailJob", jobs),
+        ("Ignore", [found["spec"] for found in manifests("--kind=job", "--workers=2") if found["kind"] == "Job"]),
+    ):
+        for spec in specs:
+            assert [rule["action"] for rule in spec["podFailurePolicy"]["rules"]] == [action, action]
+            assert spec["podFailurePolicy"]["rules"][0]["onExitCodes"]["values"] == [75]
+            assert spec["template"]["spec"]["restartPolicy"] == "Never"
+    [job] = [found for found in manifests("--kind=job", "--max_restarts=2") if found["kind"] == "Job"]
+    assert "podFailurePolicy" not in job["spec"]
+    assert job["spec"]["template"]["spec"]["restartPolicy"] == "OnFailure"
+
+
 def test_a_task_has_as_many_threads_as_cores():
     [pod] = pods_of(manifests("--workers=1", "--cpu=2500m", "--env=OMP_NUM_THREADS=1"))
     assert (pod.env()["TF_NUM_INTRAOP_THREADS"], pod.env()["OMP_NUM_THREADS"]) == ("3", "1")
@@ -215,6 +242,7 @@ def test_gpus_are_for_those_that_compute():
         (["--memory=500k"], "--memory=500k is 500000 bytes"),
         (["--gpus=-1"], "--gpus=-1"),
         (["--max_restarts=-1"], "--max_restarts=-1"),
+        (["--grace=-1"], "--grace=-1"),
         (["--hosts=a"], "Kubernetes chooses"),
         (["--hosts=localhost"], "Kubernetes chooses"),
         (["--cluster=any"], "Kubernetes chooses"),

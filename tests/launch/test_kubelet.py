@@ -95,6 +95,20 @@ def test_everything_begins_again_where_the_manifest_says_so(apply, tmp_path):
     assert status == 0
 
 
+@pytest.mark.parametrize("kind", sampled(["job", "jobset"], (), ("jobset",)))
+def test_a_pod_that_is_to_end_has_the_job_saved_and_started_again(apply, tmp_path, kind):
+    """Python is process 1 there, and no failure is counted."""
+    program = (*MNIST, "--epochs=60", "--logdir=/data/log", "--report=/data/report.json")
+    job = apply([f"--kind={kind}", "--ps=1", "--workers=1", "--claim=checkpoints"], program)
+    chief, _, server = job.pods
+    job.finish(until=lambda: "epoch 2/" in job.log(chief))
+    job.ask(server)
+    trained(job, tmp_path / "claim")
+    assert (len(chief.statuses), chief.statuses[-1]) == (2, 0), job.logs()
+    assert "has saved step" in job.log(chief)
+    assert json.loads((tmp_path / "claim" / "report.json").read_text())["steps"] == 60 * 12
+
+
 def test_a_worker_is_started_again_in_its_place(apply):
     job = apply(["--kind=job", "--ps=1", "--workers=2", "--max_restarts=1"], (*MNIST, "--epochs=100000"))
     chief, worker = job.pods[:2]

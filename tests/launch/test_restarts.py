@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from tf2dist.launch import network_namespace
+from tf2dist.launch.restarts import RestartBudget
 
 
 @pytest.mark.slow
@@ -46,6 +47,96 @@ def test_an_interrupted_job_is_not_started_again(start):
     job.process.terminate()
     status, _, err = job.finish()
     assert (status, err.count("again")) == (143, 0)
+
+
+PREEMPTED = """
+times = len(list(here.glob(f"{me} *")))
+(here / f"{me} {times}").touch()
+if times < 2:
+    %s
+print("done")
+"""
+
+
+@pytest.mark.parametrize("options", [[], ["--max_restarts=1"]])
+def test_a_job_that_was_preempted_is_started_again(run, tmp_path, options):
+    """Without a count of its failures."""
+    code = PREEMPTED % 'wait_for(f"worker 0 {times}"); wait_for(f"worker 1 {times}"); sys.exit(75)'
+    status, out, err = run(code, "--workers=2", *options)
+    assert (status, out.count("done")) == (0, 2), err
+    assert err.count("ended with status 75: the job was preempted, and has saved") == 2
+    assert [line for line in err.splitlines() if "again" in line] == [
+        f"launch: the job is started again ({left} more to go)" for left in (19, 18)
+    ]
+
+
+def test_a_job_that_was_preempted_and_is_not_to_be_started_again_says_so_by_its_status(run):
+    status, _, err = run(PREEMPTED % "sys.exit(75)", "--workers=2", "--max_restarts=0")
+    assert (status, err.count("again")) == (75, 0)
+    assert "failed" not in err
+
+
+def test_preemptions_come_to_an_end():
+    budget = RestartBudget.of(None)
+    assert sum(budget.take_preemption() for _ in range(100)) == 20
+    assert (budget.worker, budget.job) == (3, 0)
+
+
+def test_a_server_that_is_told_to_be_started_again_is_not_started_by_itself(run):
+    """It says what it was told; the coordinator's status counts."""
+    code = """
+    if me != "chief 0":
+        (here / me).touch()
+        sys.exit(75)
+    for name in ("worker 0", "ps 0"):
+        wait_for(name)
+    time.sleep(0.5)
+    sys.exit(3)
+    """
+    status, _, err = run(code, "--ps=1", "--workers=1")
+    assert status == 3
+    assert err.startswith("launch: chief 0 (pid ")
+
+
+SAVES = """
+def end(*_):
+    time.sleep(0.2)
+    os._exit(%s)
+signal.signal(signal.SIGTERM, end)
+print("here", flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize(
+    ("signum", "ends_with", "status"),
+    [
+        (signal.SIGTERM, 75, 75),
+        (signal.SIGTERM, 0, 143),
+        (signal.SIGTERM, "75 if me != 'worker 0' else 1", 143),
+        (signal.SIGINT, 75, 130),
+        (signal.SIGHUP, 75, 129),
+    ],
+)
+def test_a_job_that_saves_when_the_launcher_is_ended(start, signum, ends_with, status):
+    """It is not started again here: whoever has sent the signal is told that it may be."""
+    job = start(SAVES % ends_with, "--workers=2", "--max_restarts=3")
+    job.until("here", times=2)
+    job.process.send_signal(signum)
+    found, _, err = job.finish()
+    assert (found, err.count("again")) == (status, 0), err
+
+
+def test_a_time_limit_is_a_failure_though_the_job_has_saved(run):
+    status, _, err = run(SAVES % 75, "--workers=2", "--timeout=2")
+    assert status == 1
+    assert "had not ended after 2 s" in err
+
+
+@pytest.mark.parametrize(("given", "seen"), [(None, "1"), ("0", "0")])
+def test_tasks_are_told_that_they_may_be_preempted(run, given, seen):
+    env = {} if given is None else {"TF2DIST_PREEMPTIBLE": given}
+    assert run("print(os.environ['TF2DIST_PREEMPTIBLE'])", env=env)[1] == f"[worker 0] {seen}\n"
 
 
 def test_a_worker_of_servers_is_started_again_in_its_place(run, tmp_path):

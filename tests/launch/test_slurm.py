@@ -33,11 +33,58 @@ def test_the_script():
     assert lines[0] == "#!/bin/bash"
     assert [line for line in lines if line.startswith("#SBATCH")] == [
         "#SBATCH --job-name=trainers.mnist", "#SBATCH --ntasks=4", "#SBATCH --nodes=2", "#SBATCH --gpus-per-task=1",
-        "#SBATCH --time=1:00:00", "#SBATCH --exclusive",
+        "#SBATCH --time=1:00:00", "#SBATCH --requeue", "#SBATCH --open-mode=append", "#SBATCH --signal=TERM@120",
+        "#SBATCH --exclusive",
     ]  # fmt: skip
     assert "export TF2DIST_TASKS=chief:1,worker:2,ps:1" in lines
-    srun = "exec srun --export=ALL --kill-on-bad-exit=1 --wait=60 --distribution=block --label"
-    assert lines[-1] == f"{srun} python -m trainers.mnist --epochs=2"
+    srun = "srun --export=ALL --kill-on-bad-exit=1 --wait=60 --distribution=block --label"
+    assert f"{srun} python -m trainers.mnist --epochs=2" in lines
+    subprocess.run(["bash", "-n"], input="\n".join(lines), text=True, check=True)
+
+
+def test_how_a_job_saves_before_its_time_is_up():
+    assert "#SBATCH --signal=TERM@300" in script("--time=1:00:00", "--grace=300")
+    assert not [line for line in script("--time=1:00:00", "--grace=0") if "--signal" in line]
+    assert not [line for line in script() if "--signal" in line]
+    for short, seconds in {"2": 30, "4:00": 60, "0:02:00": 30, "infinite": 120, "0-1": 120, "0-0:04": 60}.items():
+        assert f"#SBATCH --signal=TERM@{seconds}" in script(f"--time={short}")  # Slurm would ask at the beginning
+    assert "#SBATCH --no-requeue" in script("--max_requeues=0")
+
+
+COMMANDS = {  # in place of Slurm's
+    "srun": 'echo "srun $TF2DIST_PREEMPTIBLE"; [ "$PREEMPTED" ] && touch "$TF2DIST_PREEMPTED_FILE"; exit "$STATUS"',
+    "scontrol": 'echo "scontrol $1" >&2; echo "JobId=$4 JobName=x JobState=$STATE Reason=None"',
+    "sleep": "true",
+}
+
+
+@pytest.mark.parametrize(
+    ("preempted", "state", "restarts", "status", "queued"),
+    [
+        ("1", "RUNNING", "0", 75, True),
+        ("1", "RUNNING", "99", 75, True),
+        ("1", "RUNNING", "100", 75, False),
+        ("1", "CANCELLED", "0", 75, False),  # somebody wants it to end
+        ("", "RUNNING", "0", 137, False),  # it has failed
+    ],
+)
+def test_the_script_queues_a_job_again_that_was_preempted(tmp_path, preempted, state, restarts, status, queued):
+    """Whatever `srun` ends with: it may have killed tasks that were about to end."""
+    (tmp_path / "tmp").mkdir()
+    for name, line in COMMANDS.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / name).chmod(0o755)
+    env = {
+        **os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "TMPDIR": str(tmp_path / "tmp"), "STATUS": "137",
+        "SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": restarts, "PREEMPTED": preempted, "STATE": state,
+    }  # fmt: skip
+    done = subprocess.run(
+        ["bash"], input="\n".join(script()), env=env, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == status, done.stderr
+    assert done.stdout.splitlines()[0] == "srun 1"
+    assert ("scontrol requeue" in done.stderr) == queued
+    assert list((tmp_path / "tmp").iterdir()) == []
 
 
 @pytest.mark.parametrize("cores", ["", "3"])
@@ -74,6 +121,8 @@ def test_hosts_are_nodes():
         (["--cpus_per_task=0"], "--cpus_per_task=0"),
         (["--cluster=/dev/null"], "names no worker"),
         (["--workers=0"], "workers is 0"),
+        (["--grace=-1"], "--grace=-1 must be 0 or more"),
+        (["--max_requeues=-1"], "--max_requeues=-1 must be 0 or more"),
         (["--sbatch=--x\nrm"], "more than one line"),
     ],
 )
@@ -236,6 +285,26 @@ def test_mnist_on_two_nodes(submit, tmp_path, strategy):
     found = json.loads(report.read_text())
     assert found["processes"] == processes
     assert found["test_accuracy"] > 0.9
+
+
+@slow
+@pytest.mark.timeout(700)
+def test_a_job_that_is_asked_to_stop_is_queued_again(nodes, submit, tmp_path):
+    """By SIGTERM to its tasks, as Slurm sends it when the time is nearly up; it goes on where it was.
+
+    Slurm starts it after two minutes. When `scontrol update` has it begin before, it has failed now and then at once.
+    """
+    report = tmp_path / "report.json"
+    flags = ["--epochs=150", f"--report={report}", f"--logdir={tmp_path / 'log'}"]
+    job = submit("--ps=1", "--workers=2", "--evaluator", "--", *MNIST, *flags)  # a task that ends kills the others
+    under_way(job, tmp_path)
+    assert not ask(nodes, "scancel", "--user=root", "--signal=TERM")
+    until(lambda: "has saved step" in output(tmp_path), within=60.0)
+    until(lambda: "queued again" in output(tmp_path) or job.process.poll() is not None, within=60.0)
+    status, said = job.finish(480)
+    assert status == 0, said + output(tmp_path)
+    assert "went on from a checkpoint of" in output(tmp_path)
+    assert json.loads(report.read_text())["steps"] == 150 * 12
 
 
 @pytest.fixture

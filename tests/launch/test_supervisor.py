@@ -232,7 +232,27 @@ def test_what_forks_and_ends_all_the_time_is_not_overlooked(start):
     assert job.left() == []
 
 
-def test_the_whole_process_group_of_a_program_gets_the_signal(start):
+def test_what_a_program_has_started_gets_the_signal_after_it(start):
+    """A program that saves before it ends still needs what it has started."""
+    code = """
+    asks = "trap 'echo child was asked; exit' TERM; echo ready; while true; do sleep 0.1; done"
+    subprocess.Popen(["sh", "-c", asks])
+    def save(*_):
+        time.sleep(0.5)
+        print("saved", flush=True)
+        os._exit(0)
+    signal.signal(signal.SIGTERM, save)
+    time.sleep(1000)
+    """
+    job = start(code)
+    job.until("ready")
+    job.process.terminate()
+    status, out, _ = job.finish()
+    assert status == 143
+    assert out.index("saved") < out.index("child was asked")
+
+
+def test_what_a_program_waits_for_gets_the_signal_when_that_has_ended(start):
     code = """
     subprocess.run(["sh", "-c", "trap 'echo child was asked; exit' TERM; echo ready; sleep 1000 & wait"])
     """

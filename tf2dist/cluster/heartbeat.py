@@ -5,7 +5,9 @@ minutes. So the connection over which two tasks found each other (`rendezvous`) 
 that the job is done, and each side notices at once when the other one has ended. Imports no TensorFlow.
 
 Messages, one a line: `go` (all tasks are there: start), `ready` (a server serves), `ping`, `bye N` (a peer has
-ended its program after N calls of `fit`, `evaluate` and `predict`), `done` (the job is over).
+ended its program after N calls of `fit`, `evaluate` and `predict`), `again` (before that: since the job was preempted),
+`preempt` (a task was asked to stop), `accept` or `refuse` (the coordinator's answer to a server: the job saves and
+ends, or goes on), `done` (the job is over), `done N` (and all tasks end with status N).
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ class TaskConnection:
         self._socket.setblocking(False)
         self._peer = _peer_address(connection)
         self._buffer = b""
-        self._sending = threading.Lock()
+        self._sending = threading.RLock()  # a handler of a signal may send while its thread does
 
     def __str__(self) -> str:
         return f"{self.task} at {self.address}"
@@ -159,17 +161,23 @@ def sending_heartbeats(connections: Sequence[TaskConnection]) -> Generator[None]
         stop()
 
 
-def wait_until_done(connection: TaskConnection) -> None:
-    """Waits, in a server, until the job is done and the coordinator has ended.
+def wait_until_done(connection: TaskConnection, on_answer: Callable[[bool], object] = lambda accepted: None) -> int:
+    """Waits, in a server, until the job is done and the coordinator has ended; returns the status to end with.
 
     A coordinator that exits still calls its servers, and logs many errors when they have gone before it.
+
+    Args:
+      connection: to the coordinator.
+      on_answer: called with whether the coordinator ends the job, when it has answered `preempt`.
 
     Raises:
       TaskLostError: the coordinator ended before the job was done, or sent nothing for the grace period.
     """
     with sending_heartbeats([connection]):
-        connection.receive("done")
+        while (message := connection.receive("done", "accept", "refuse").partition(" "))[0] != "done":
+            on_answer(message[0] == "accept")
     connection.wait_until_ended(_EXIT_TIMEOUT)
+    return int(message[2] or 0)
 
 
 def _peer_address(connection: socket.socket) -> tuple[str, int] | None:

@@ -12,6 +12,7 @@ from tf2dist.cluster.heartbeat import GRACE, SILENCE, TaskConnection, TaskLostEr
 from tf2dist.cluster.loss_policy import LossPolicy
 from tf2dist.cluster.rendezvous import RendezvousError
 from tf2dist.cluster.spec import Task
+from tf2dist.errors import START_AGAIN, Preempted
 
 _FATAL_LOSS_GRACE = 60.0  # seconds that the process gets to end when a loss has ended the job
 
@@ -32,7 +33,7 @@ class PeerCalls:
 
     @property
     def made(self) -> int:
-        """Calls that have returned or raised an exception, which all peers do alike."""
+        """Calls that have returned, raised an exception or ended all peers of a preempted job, which these do alike."""
         return self._made
 
     @contextlib.contextmanager
@@ -45,6 +46,9 @@ class PeerCalls:
             yield
         except Exception:
             self._made += 1
+            raise
+        except Preempted as end:
+            self._made += not end.alone
             raise
         else:
             self._made += 1
@@ -74,6 +78,8 @@ class LeaderMonitor:
         process, since the main thread may wait inside of TensorFlow for ever.
       find_replacement: waits until a lost task was started again and returns the connection to it; None if the event
         that it also takes was set before. Without this function a lost task stays lost.
+      on_preempted: called with a line that names it when a task was asked to stop; returns whether the job ends for
+        that. If it does not, that task is told.
 
     Attributes:
       connections: the open connections, those to replacements in their places.
@@ -86,6 +92,7 @@ class LeaderMonitor:
         policy: LossPolicy,
         on_fatal_loss: Callable[[str], object],
         find_replacement: Callable[[Task, threading.Event], TaskConnection | None] = lambda task, over: None,
+        on_preempted: Callable[[str], bool] = lambda why: False,
     ) -> None:
         self.connections = connections
         self.calls = PeerCalls(self._end_for)
@@ -94,7 +101,10 @@ class LeaderMonitor:
         self._policy = policy
         self._on_fatal_loss = on_fatal_loss
         self._find_replacement = find_replacement
+        self._on_preempted = on_preempted
         self._over = threading.Event()
+        self._done = "done"
+        self._again = False  # has a peer said so?
         self._fatal_loss = threading.Event()
         # Tasks that TensorFlow does not use. Its coordinator uses a worker that came back once no other one is lost:
         # its update of the cluster waits for all of them (`WorkerPreemptionHandler`).
@@ -133,11 +143,20 @@ class LeaderMonitor:
             if self._fatal_loss.is_set() and connection.task in self.lost:
                 raise TaskLostError(f"{connection} is gone: it ended before the job began")
 
-    def end(self, *, together: bool) -> None:
+    def preempt(self) -> None:
+        """Tells every other task that the job was asked to stop."""
+        for connection in self.connections:
+            connection.send("preempt")
+
+    def end(self, *, together: bool, status: int = 0) -> int:
         """Tells every task that the job is done.
 
         Args:
           together: wait first until all other tasks have finished their own loops.
+          status: what this process ends with.
+
+        Returns:
+          The status that all tasks are to end with: START_AGAIN if a peer does, which may have left something undone.
         """
         if together:
             for connection in self.connections:
@@ -147,12 +166,15 @@ class LeaderMonitor:
                 pass  # `_monitor` notices when it is lost, so this ends
         if together and self._fatal_loss.is_set():
             threading.Event().wait(_FATAL_LOSS_GRACE)  # `_monitor` ends this process
+        status = START_AGAIN if together and self._again else status
+        self._done = f"done {status}" if status else "done"
         with self._changed:
             self._over.set()
             self._changed.notify_all()
         self._stop_heartbeats()
         for connection in self.connections:
-            connection.send("done")
+            connection.send(self._done)
+        return status
 
     def _monitor(self, first: TaskConnection) -> None:
         """Receives what a task and its replacements send, until the job is over."""
@@ -169,7 +191,7 @@ class LeaderMonitor:
             self.connections[self.connections.index(lost)] = new
             new.send("go")
             if self._over.is_set():  # `end` may have sent it to the lost task
-                new.send("done")
+                new.send(self._done)
         return new
 
     def _receive_until_lost(self, connection: TaskConnection) -> None:
@@ -181,7 +203,14 @@ class LeaderMonitor:
 
         try:
             while True:
-                message, _, calls = connection.receive("ready", "bye", on_silence=warn).partition(" ")
+                found = connection.receive("ready", "bye", "preempt", "again", on_silence=warn)
+                message, _, calls = found.partition(" ")
+                if message == "preempt":
+                    connection.send("accept" if self._on_preempted(f"{connection} was asked to stop") else "refuse")
+                    continue
+                if message == "again":
+                    self._again = True
+                    continue
                 (self._ready if message == "ready" else self._bye)[connection.task].set()
                 self._note_return(connection)
                 if message == "bye":
@@ -246,16 +275,24 @@ class FollowerMonitor:
     Args:
       connection: to the first peer.
       on_fatal_loss: as for `LeaderMonitor`; called when the first peer is lost.
+      on_preempted: called with a line when the first peer says that the job was asked to stop.
 
     Attributes:
       calls: of peers.
     """
 
-    def __init__(self, connection: TaskConnection, on_fatal_loss: Callable[[str], object]) -> None:
+    def __init__(
+        self,
+        connection: TaskConnection,
+        on_fatal_loss: Callable[[str], object],
+        on_preempted: Callable[[str], object] = lambda why: None,
+    ) -> None:
         self._connection = connection
         self._on_fatal_loss = on_fatal_loss
+        self._on_preempted = on_preempted
         self.calls = PeerCalls(self._end_for)
         self._done = threading.Event()
+        self._status = 0  # that the first peer has said
         self._first_loss = _FirstLoss()
         self._stop_heartbeats = start_heartbeats([connection])
         threading.Thread(target=self._monitor, name="monitor", daemon=True).start()
@@ -269,19 +306,37 @@ class FollowerMonitor:
         """Returns how the first peer was lost, waiting `limit` seconds for that; empty if it was not."""
         return self._first_loss.get(limit)
 
-    def end(self) -> None:
-        """Tells the first peer that this one has finished its loop, and waits until all have: they exit together."""
+    def preempt(self) -> None:
+        """Tells the first peer, which tells the others, that the job was asked to stop."""
+        self._connection.send("preempt")
+
+    def end(self, status: int = 0) -> int:
+        """Tells the first peer that this one has finished its loop, and waits until all have: they exit together.
+
+        Args:
+          status: what this process ends with.
+
+        Returns:
+          The status that all peers are to end with; see `LeaderMonitor.end`.
+        """
+        if status == START_AGAIN:
+            self._connection.send("again")
         self._connection.send(f"bye {self.calls.made}")
         self._done.wait()  # `_monitor` ends the process when the first peer is lost, so this ends
+        return self._status
 
     def _monitor(self) -> None:
         try:
-            while (message := self._connection.receive("done", "bye")) != "done":
-                self.calls.end(self._connection, message.partition(" ")[2])
+            while (message := self._connection.receive("done", "bye", "preempt").partition(" "))[0] != "done":
+                if message[0] == "preempt":
+                    self._on_preempted(f"{self._connection} says that the job was asked to stop")
+                else:
+                    self.calls.end(self._connection, message[2])
         except TaskLostError as loss:
             self._end_for(self._connection, str(loss))
         else:
             self._stop_heartbeats()
+            self._status = int(message[2] or 0)
             self._done.set()
 
     def _end_for(self, connection: TaskConnection, why: str) -> None:

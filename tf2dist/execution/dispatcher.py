@@ -52,6 +52,11 @@ class Dispatcher(Protocol):
         """Updates that were applied, counted from the beginning of the data (`start` of `open_stream` included)."""
         ...
 
+    @property
+    def asked_to_stop(self) -> bool:
+        """Is the training to save and to end? Processes that run it in lockstep know it after the same execution."""
+        ...
+
     def compile(self, step: TrainStep) -> Any:
         """Makes an execution of training steps, for `schedule`."""
         ...

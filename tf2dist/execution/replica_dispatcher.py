@@ -19,7 +19,7 @@ from tf2dist.execution.steps_per_execution import EVALUATION_BATCHES
 from tf2dist.execution.train_step import TrainStep
 from tf2dist.input.batch_slicing import ReplicaSlices, one_slice_an_element
 from tf2dist.input.data_adapter import DataAdapter, FiniteDataAdapter
-from tf2dist.runtime import collectives, devices
+from tf2dist.runtime import collectives, devices, session
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class ReplicaDispatcher:
         self._results: deque[ExecutionResult] = deque()
         self._global_step = 0
         self._seconds = 0.0  # of the last execution
+        self._peer_asked_to_stop = False  # as the peers knew in the last execution
         self._evaluation: Any = None
         self._prediction: Any = None
 
@@ -53,21 +54,33 @@ class ReplicaDispatcher:
         """See `Dispatcher`."""
         return self._global_step
 
+    @property
+    def asked_to_stop(self) -> bool:
+        """See `Dispatcher`. Peers tell each other in executions, so a request waits for the end of the next one."""
+        return self._peer_asked_to_stop if self._peers > 1 else session.current().preemption.stops_training
+
     def compile(self, step: TrainStep):
-        """`f(iterator, element_per_replica, n i32[], seconds f32[]) -> [*sums, seconds]`."""
+        """`f(iterator, element_per_replica, n i32[], notes f32[2]) -> [*sums, notes]`; peers add up their notes."""
         return self._execution(step, step.update)
+
+    def _notes(self) -> tf.Tensor:
+        """What peers tell each other in an execution, since one more collective would cost more than it carries.
+
+        The seconds of the last execution; and whether this peer was asked to stop.
+        """
+        return tf.constant([self._seconds, float(session.current().preemption.stops_training)])
 
     def _execution(self, step: TrainStep, function: Callable):
         strategy = self._strategy
 
         @tf.function
-        def execution(iterator, element_per_replica: bool, n, seconds):
+        def execution(iterator, element_per_replica: bool, n, notes):
             def one():
                 element = self._next(iterator, element_per_replica)
                 results = strategy.run(self._of_this_replica(function), args=(element,))
                 return [tf.add_n(strategy.experimental_local_results(r)) for r in results]
 
-            sums = [*step.repeat(one, n), seconds]
+            sums = [*step.repeat(one, n), notes]
             return collectives.all_reduce(strategy, sums) if self._peers > 1 else sums
 
         return execution
@@ -122,15 +135,20 @@ class ReplicaDispatcher:
     def schedule(self, execution, stream: _Stream, steps: int, seconds: float = math.inf) -> int:
         """Runs `steps` steps, however long they take."""
         began = time.perf_counter()
-        n, last = tf.constant(steps), tf.constant(self._seconds)
-        *sums, seconds = execution(stream.iterator, stream.element_per_replica, n, last)
-        sums = [t.numpy() for t in sums]
+        *sums, notes = execution(stream.iterator, stream.element_per_replica, tf.constant(steps), self._notes())
+        sums, last = [t.numpy() for t in sums], self._noted(notes)
         self._seconds = time.perf_counter() - began
         self._global_step += steps
         # Peers must choose the same length for the next execution, so they go by the mean of their last times.
-        taken = float(seconds) / self._peers if self._peers > 1 else self._seconds
+        taken = last / self._peers if self._peers > 1 else self._seconds
         self._results.append(ExecutionResult(steps, sums, taken))
         return steps
+
+    def _noted(self, notes: tf.Tensor) -> float:
+        """Takes up what the peers have told each other; returns the sum of the seconds of their last executions."""
+        seconds, asked = notes.numpy()
+        self._peer_asked_to_stop = bool(asked)
+        return float(seconds)
 
     def next_result(self) -> ExecutionResult:
         """See `Dispatcher`."""
@@ -150,7 +168,9 @@ class ReplicaDispatcher:
         left = data.steps or 0
         while left:
             n = 1 if one_by_one else min(left, EVALUATION_BATCHES)
-            *sums, _ = self._evaluation(stream.iterator, stream.element_per_replica, tf.constant(n), tf.constant(0.0))
+            arguments = stream.iterator, stream.element_per_replica, tf.constant(n), self._notes()
+            *sums, notes = self._evaluation(*arguments)
+            self._noted(notes)
             yield n, [t.numpy() for t in sums]
             left -= n
 

@@ -90,7 +90,7 @@ class ForkServer:
             pid = os.fork()
         if pid == 0:
             linux.die_with_parent(self._pid, signal.SIGKILL)
-            os.setpgid(0, 0)  # a group, so that a signal also reaches what the program starts
+            os.setpgid(0, 0)  # a group of its own, as a shell's jobs have
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
             os.dup2(stdout, 1)
@@ -104,7 +104,7 @@ class ForkServer:
             with open(spec) as file:
                 return json.load(file)
         with contextlib.suppress(PermissionError, ProcessLookupError):
-            os.setpgid(pid, pid)  # here too: the group must exist when `_end` signals it, whoever runs first
+            os.setpgid(pid, pid)  # here too, whoever runs first
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
         for fd in (spec, stdout, stderr):
             os.close(fd)
@@ -141,12 +141,14 @@ class ForkServer:
                 os.waitpid(found.si_pid, 0)
 
     def _end(self, grace: float) -> None:
-        """Sends SIGTERM to every process group, and sets the time of SIGKILL `grace` seconds from now."""
+        """Sends SIGTERM to every process of the job, and sets the time of SIGKILL `grace` seconds from now.
+
+        What a process has started gets its SIGTERM when that has ended: one that saves before it ends still needs the
+        processes that read its data.
+        """
         deadline = time.monotonic() + grace
         if self._deadline is None:
-            for _, pid in self._children.values():
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(pid, signal.SIGTERM)
+            linux.kill([pid for _, pid in self._children.values()], signal.SIGTERM)
         self._deadline = deadline if self._deadline is None else min(deadline, self._deadline)
 
     def _all_gone(self) -> bool:

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from tf2dist.errors import START_AGAIN
 from tf2dist.launch import signals
 from tf2dist.launch.console_output import STDERR, STDOUT, LineSplitter, OutputQueue, prefix
 from tf2dist.launch.failure_report import LAST_LINES, LAST_LINES_FOLLOW, failure_report
@@ -58,7 +59,8 @@ class ProcessGroup:
         self._reason = ""
         self._alive = True  # does the fork server run, and with it any process?
         self._failed: int | None = None  # the process that ended the group
-        self._interrupted = False  # by a signal to the launcher
+        self._interrupted: signal.Signals | None = None  # by this signal to the launcher
+        self._preempted = False
         self._pids: dict[int, int] = {}
         self._statuses: dict[int, int] = {}  # of those that have ended and are not started again
         self._restarted: set[int] = set()
@@ -97,6 +99,11 @@ class ProcessGroup:
         """Did the group end because a process failed, in a way that another attempt may survive?"""
         failed = self._failed is not None and self._status not in (0, WRONG_COMMAND)
         return failed and not self._interrupted
+
+    @property
+    def was_preempted(self) -> bool:
+        """Has the group saved and ended since one of its processes was asked to stop, by others than the launcher?"""
+        return self._preempted and not self._interrupted
 
     def run_once(self, pipe: signals.SignalPipe) -> None:
         """Waits for the next events and handles them."""
@@ -171,10 +178,12 @@ class ProcessGroup:
         """Decides what the exit of a process, with a status that is negative for a signal, means for the rest."""
         for fd in [fd for fd, lines in self._streams.items() if lines.key == key]:
             self._read(fd, _WHOLE_PIPE)  # but a process that it left behind may hold the pipe open
-        if status != 0 and self._status is None and self._restart(key, status):
+        if status not in (0, START_AGAIN) and self._status is None and self._restart(key, status):
             return
         self._statuses[key] = status
-        if status != 0 and self._status is None and not self._goes_on_without(key, status):
+        if status == START_AGAIN:
+            self._note_preemption(key)
+        elif status != 0 and self._status is None and not self._goes_on_without(key, status):
             self._failed = key
             self._stop(status if status > 0 else 128 - status, "")
         for other in [other for other in self._pending if self._coordinator_of(other) == key]:
@@ -184,6 +193,21 @@ class ProcessGroup:
             self._stop(0, "")
         elif all(process.serves for process in left):
             self._end_servers(key)
+
+    def _note_preemption(self, key: int) -> None:
+        """Ends the group: a process that was asked to stop says that the job is to be started again.
+
+        What serves says so as it was told, so the status of the process that it serves counts.
+        """
+        process = self._processes[key]
+        if process.serves:
+            return
+        if self._status is None:
+            self._preempted = True
+            why = f"{process.name} ended with status {START_AGAIN}: the job was preempted, and has saved"
+            self._stop(START_AGAIN, why)
+        elif self._interrupted is signal.SIGTERM and key == 0:  # the one that leads, of which the others know
+            self._status, self._reason = START_AGAIN, "ended by SIGTERM; the job has saved"
 
     def _end_servers(self, last: int) -> None:
         """Waits for those that serve to end, after `last` has ended and nobody is left whom they serve."""
@@ -279,7 +303,7 @@ class ProcessGroup:
 
     def _on_signal(self, signum: signal.Signals) -> None:
         """Carries out the response to a signal to the launcher."""
-        self._interrupted = True
+        self._interrupted = signum
         response = signals.response(signum, repeated=self._status is not None)
         if not response.kills:
             self._say(f"{signum.name}: ending {self._unfinished()}; once more kills at once")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from tf2dist.cluster.loss_policy import WORKER_RESTARTS
 
+PREEMPTIONS = 20  # how often a job that was preempted is started again: that is no failure, but must have an end
 WRONG_COMMAND = 2  # the exit status of a program that was called wrongly; starting it again cannot help
 
 
@@ -17,11 +18,13 @@ class RestartBudget:
       worker: how many times a worker may still be started again in its place, all workers together.
       job: how many times the whole job may still be started again.
       shared: does every restart count for both?
+      preemption: how many times the whole job may still be started again since it was preempted.
     """
 
     worker: int
     job: int
     shared: bool
+    preemption: int = PREEMPTIONS
 
     @classmethod
     def of(cls, max_restarts: int | None) -> RestartBudget:
@@ -29,11 +32,11 @@ class RestartBudget:
 
         Args:
           max_restarts: restarts of workers and of the job together; None for `WORKER_RESTARTS` of workers and none
-            of the job.
+            of the job. Those after a preemption do not count, but with 0 there are none.
         """
         if max_restarts is None:
             return cls(WORKER_RESTARTS, 0, shared=False)
-        return cls(max_restarts, max_restarts, shared=True)
+        return cls(max_restarts, max_restarts, shared=True, preemption=PREEMPTIONS if max_restarts else 0)
 
     def take_worker(self) -> bool:
         """Takes one restart of a worker from the budget; returns False if none is left."""
@@ -49,4 +52,11 @@ class RestartBudget:
             return False
         self.job -= 1
         self.worker -= self.shared
+        return True
+
+    def take_preemption(self) -> bool:
+        """Takes one restart of a job that was preempted from the budget; returns False if none is left."""
+        if not self.preemption:
+            return False
+        self.preemption -= 1
         return True

@@ -14,7 +14,7 @@ from tf2dist.cluster.loss_policy import WORKER_RESTARTS
 from tf2dist.launch.log_files import LogFiles
 from tf2dist.launch.process import Process
 from tf2dist.launch.process_group import ProcessGroup
-from tf2dist.launch.restarts import RestartBudget
+from tf2dist.launch.restarts import PREEMPTIONS, RestartBudget
 from tf2dist.launch.settings import Settings
 from tf2dist.launch.signals import SignalPipe
 
@@ -36,7 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="how often a worker that has failed is started again in its place under parameter servers, and else "
         f"the whole job, which goes on from its last checkpoint (default: {WORKER_RESTARTS} for workers under "
-        "parameter servers, 0 for the whole job)",
+        f"parameter servers, 0 for the whole job); a job that was preempted is started again {PREEMPTIONS} times "
+        "besides, unless N is 0",
     )
     group.add_argument("--logs", metavar="DIR", help="a file for what each task prints, instead of showing it")
     group.add_argument("--tee", action="store_true", help="with --logs, show it as well")
@@ -53,8 +54,9 @@ class Result:
 
     Args:
       status: 0 when every process ended with 0, but for those that a coordinator went on without. Otherwise that of
-        the process that failed first, 128 + n for signal n; 128 + n when the launcher itself got signal n; 141 when
-        nobody reads its output any more; 1 when time was up.
+        the process that failed first, 128 + n for signal n; 128 + n when the launcher itself got signal n; 75 when a
+        process or the launcher was asked to stop, the job has saved, and it is not started again here; 141 when nobody
+        reads its output any more; 1 when time was up.
       reason: the same in words, empty for status 0.
       statuses: by name, of every process that was seen to end; negative for a signal.
     """
@@ -70,7 +72,7 @@ def supervise(processes: Sequence[Process], **settings: Any) -> Result:
     What they print goes line by line to the file descriptors 1 and 2, with a prefix. When everything has ended, a
     failure's reason follows on descriptor 2, with the last lines of the process that failed first. SIGINT, SIGTERM
     and SIGHUP end the group; a second one kills it at once. Signals are handled only when this is called from the
-    main thread.
+    main thread. A process that ends with 75 says that the job has saved and wants to be started again, which it is.
 
     Args:
       processes: started in this order; their names differ.
@@ -94,9 +96,13 @@ def supervise(processes: Sequence[Process], **settings: Any) -> Result:
                     group.run_once(signals)
             finally:
                 group.close()
-            if not group.may_be_restarted or not budget.take_job():
+            if group.was_preempted and budget.take_preemption():
+                left = budget.preemption
+            elif group.may_be_restarted and budget.take_job():
+                left = budget.job
+            else:
                 break
-            _say(f"the job is started again ({budget.job} more to go)")
+            _say(f"the job is started again ({left} more to go)")
     if logs and logs.problem:
         _say(f"--logs={wanted.logs}: not everything could be written: {logs.problem}")
     return Result(group.status, group.reason, group.statuses)

@@ -16,7 +16,7 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from tf2dist.errors import UsageError
+from tf2dist.errors import Preempted, UsageError
 
 # The files whose frames lie between the start of the interpreter and the program; "<string>" is Python's -c.
 _LAUNCHER_FILES = {
@@ -96,7 +96,7 @@ def run_as_main(argv: Sequence[str]) -> None:
             exec(code, main.__dict__)
     except BaseException as error:
         session = sys.modules.get("tf2dist.runtime.session")  # the launcher itself imports no runtime
-        if session and isinstance(error, SystemExit) and error.code:
+        if session and isinstance(error, SystemExit) and error.code and not isinstance(error, Preempted):
             session.current().fail()  # it cannot see a SystemExit
         if session and (explained := session.current().explain(error)):
             status, line = explained

@@ -29,7 +29,7 @@ from tf2dist.parameter_server.sharded_pass import ShardedPass
 from tf2dist.parameter_server.update_counter import UpdateCounter
 from tf2dist.parameter_server.worker_executions import WorkerExecutions
 from tf2dist.parameter_server.worker_pool import WorkerPool, this_worker
-from tf2dist.runtime import devices
+from tf2dist.runtime import devices, session
 
 _log = logging.getLogger("tf2dist")
 _LOOK_SECONDS = 0.5  # between two looks whether a worker is idle
@@ -75,6 +75,11 @@ class AsynchronousDispatcher:
     def global_step(self) -> int:
         """See `Dispatcher`."""
         return self._updates.value
+
+    @property
+    def asked_to_stop(self) -> bool:
+        """See `Dispatcher`. This process alone runs the training."""
+        return session.current().preemption.stops_training
 
     def compile(self, step: TrainStep) -> WorkerExecutions:
         """See `Dispatcher`."""

@@ -99,6 +99,11 @@ class SynchronousDispatcher:
         """See `Dispatcher`."""
         return self._updates.value
 
+    @property
+    def asked_to_stop(self) -> bool:
+        """See `Dispatcher`. This process alone runs the training."""
+        return session.current().preemption.stops_training
+
     def compile(self, step: TrainStep) -> _UpdatesBySpec:
         """See `Dispatcher`."""
         assert isinstance(step, CompiledStep)  # model_validation refuses models with steps of their own

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from tf2dist.runtime.process_exit import exit_now
+from tf2dist.runtime.process_exit import call_for, exit_now
 
 REPORT_GRACE = 1.0  # seconds that the main thread gets to report a loss that ends the job
 EXIT_GRACE = 30.0  # seconds that the main thread gets to exit once it has reported
@@ -69,9 +69,8 @@ class FailureReporter:
         """
         try:
             if self._claim_report():
-                report = threading.Thread(target=self._report, args=(why,), daemon=True)
-                report.start()
-                report.join(_CALLBACK_GRACE)  # callbacks may write to a file system that hangs, the log to a full pipe
+                # Callbacks may write to a file system that hangs, the log to a full pipe.
+                call_for(_CALLBACK_GRACE, lambda: self._report(why))
             else:
                 threading.Event().wait(EXIT_GRACE)  # the main thread exits in this time; TensorFlow may hang there
         finally:

@@ -9,28 +9,36 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
 from typing import NoReturn
 
 from tf2dist.cluster import heartbeat, rendezvous
-from tf2dist.cluster.heartbeat import TaskLostError
+from tf2dist.cluster.heartbeat import TaskConnection, TaskLostError
 from tf2dist.cluster.roles import leader_of
 from tf2dist.cluster.spec import Cluster, ClusterError, Task
 from tf2dist.runtime.logging_setup import log_to_stderr, quiet_tensorflow
+from tf2dist.runtime.preemption import Preemption
 from tf2dist.runtime.process_exit import exit_now
+from tf2dist.runtime.sigterm import SigtermHandler
 from tf2dist.runtime.tensorflow_import import import_tensorflow
 from tf2dist.system import gpus, linux
 
 _LEADER_FIRST = 1.0  # seconds after the coordinator's loss: a launcher is to see its exit before this process's
+_ANSWER_LIMIT = 20.0  # seconds that the coordinator has to answer a server that was asked to stop; it may be tracing
 _log = logging.getLogger("tf2dist")
 
 
-def serve(cluster: Cluster, limit: float | None = None) -> None:
+def serve(cluster: Cluster, limit: float | None = None, preemption: Preemption | None = None) -> int:
     """Serves variables or runs steps for the job's coordinator, until the job is done.
 
     Args:
       cluster: with this process as a ps or a worker.
       limit: seconds to wait for the coordinator; `rendezvous.start_timeout` if not given.
+      preemption: of this process; says whether SIGTERM asks the job to stop.
+
+    Returns:
+      The status to end with: 0, or 75 if the job was preempted and is to be started again.
 
     Raises:
       RendezvousError: the coordinator did not connect, or was started differently.
@@ -45,26 +53,59 @@ def serve(cluster: Cluster, limit: float | None = None) -> None:
         server = tf.distribute.Server(
             cluster.spec, job_name=cluster.task.job, task_index=cluster.task.index, protocol="grpc", config=options
         )
+    preemption = preemption or Preemption()
+    preemption.tell_by(lambda: connection.send("preempt"))
+    request = _StopRequest(connection)
+    if preemption.by_signal:
+        SigtermHandler(request.ask, lambda: None).install()
     connection.send("ready")
-    heartbeat.wait_until_done(connection)
+    status = heartbeat.wait_until_done(connection, request.answered)
     del server  # it cannot be stopped; it ends with the process
+    return status
 
 
-def serve_and_exit(cluster: Cluster, limit: float) -> NoReturn:
+class _StopRequest:
+    """A SIGTERM to a server: the coordinator is asked, which needs the server to save what it trains.
+
+    If it does not stop the job for that (it has no checkpoint to write, say), or does not answer, the signal ends the
+    server.
+    """
+
+    def __init__(self, connection: TaskConnection) -> None:
+        self._connection = connection
+        self._asked, self._answered = False, threading.Event()
+
+    def ask(self) -> bool:
+        self._asked = True
+        self._connection.send("preempt")
+        threading.Thread(target=self._wait, daemon=True).start()
+        return True
+
+    def answered(self, accepted: bool) -> None:
+        self._answered.set()
+        if self._asked and not accepted:
+            linux.end_by(signal.SIGTERM)
+
+    def _wait(self) -> None:
+        if not self._answered.wait(_ANSWER_LIMIT):
+            linux.end_by(signal.SIGTERM)
+
+
+def serve_and_exit(cluster: Cluster, limit: float, preemption: Preemption) -> NoReturn:
     """Serves until the job is done, and exits; with status 1 and one line when the coordinator is lost."""
     log_to_stderr()
     quiet_tensorflow()
     try:
-        serve(cluster, limit)
+        status = serve(cluster, limit, preemption)
     except (TaskLostError, ClusterError, rendezvous.RendezvousError) as error:
         if isinstance(error, TaskLostError):
             time.sleep(_LEADER_FIRST)
         _log.error("tf2dist: %s: %s", cluster.task, error)
         exit_now(2 if isinstance(error, ClusterError) else 1)
-    exit_now(0)
+    exit_now(status)
 
 
-def fork_worker_0_server(cluster: Cluster, limit: float) -> None:
+def fork_worker_0_server(cluster: Cluster, limit: float, preemption: Preemption) -> None:
     """Starts worker 0's server as a child process of the coordinator that worker 0 also is.
 
     A fork before TensorFlow has touched a device is safe, also after its import; CUDA in a child of a process that has
@@ -88,7 +129,7 @@ def fork_worker_0_server(cluster: Cluster, limit: float) -> None:
         linux.die_with_parent(parent, signal.SIGKILL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the coordinator, which ends this one
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        serve_and_exit(cluster.at(Task("worker", 0)), limit)
+        serve_and_exit(cluster.at(Task("worker", 0)), limit, Preemption(preemption.by_signal))
     except BaseException:
         _log.exception("tf2dist: the server of worker 0 failed")
     finally:

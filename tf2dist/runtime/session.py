@@ -17,9 +17,12 @@ from tf2dist.cluster.roles import Role, followers_of, leader_of, role_of
 from tf2dist.cluster.spec import Cluster, Task
 from tf2dist.cluster.strategies import check_strategy
 from tf2dist.cluster.task_monitor import FollowerMonitor, LeaderMonitor
+from tf2dist.errors import START_AGAIN
 from tf2dist.runtime import failure_line, tensorflow_import
 from tf2dist.runtime.failure_reporter import FailureReporter
 from tf2dist.runtime.logging_setup import log_to_stderr_by_default, quiet_tensorflow
+from tf2dist.runtime.preemption import Preemption
+from tf2dist.runtime.process_exit import call_for, exit_now
 from tf2dist.runtime.server import fork_worker_0_server, serve_and_exit
 from tf2dist.system import environment_variables
 
@@ -27,6 +30,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     import tensorflow as tf
+
+_SAVE_GRACE = 60.0  # seconds for what is being saved when another task is lost; platforms may give less
+_MARK_GRACE = 5.0  # seconds to note in files that the job was preempted; they may be on a file system that hangs
 
 
 class Session(FailureReporter):
@@ -36,16 +42,25 @@ class Session(FailureReporter):
       cluster: the job's tasks; None where this process is alone.
       role: what this process does in the job.
       start_timeout: seconds to wait for the other tasks; `rendezvous.start_timeout` if not given.
+      preemptible: as for `join`.
 
     Attributes:
       cluster, role: as given.
+      preemption: whether the job was asked to stop, and what this process does then.
       strategy: what `join` returned; None if nothing was joined, or with `connect`.
     """
 
     def __init__(
-        self, cluster: Cluster | None = None, role: Role = Role.SOLO, *, start_timeout: float | None = None
+        self,
+        cluster: Cluster | None = None,
+        role: Role = Role.SOLO,
+        *,
+        start_timeout: float | None = None,
+        preemptible: bool | None = None,
     ) -> None:
         super().__init__()
+        leads = role is not Role.EVALUATOR and (cluster is None or cluster.task == leader_of(cluster))
+        self.preemption = Preemption(preemptible, leads=leads)
         self.cluster = cluster
         self.role = role
         self.strategy: tf.distribute.Strategy | None = None
@@ -90,6 +105,31 @@ class Session(FailureReporter):
         """Sets the monitor that notices the loss of other tasks."""
         self._monitor = monitor
 
+    def end_for_loss(self, why: str) -> None:
+        """As `FailureReporter.end_for_loss`, unless the job was asked to stop: its tasks may end then."""
+        if self.preemption.ends_job:
+            self.preemption.wait_while_saving(_SAVE_GRACE)
+            call_for(_MARK_GRACE, self.preemption.finish)
+            exit_now(START_AGAIN)
+        super().end_for_loss(why)
+
+    def end_job_at_exit(self, end: Callable[[int], int] = lambda status: status) -> None:
+        """Has the job end when the program ends without an error.
+
+        Args:
+          end: ends it; gets the status of this program, and returns that of the job, with which this process then ends.
+        """
+
+        def finish() -> None:
+            status = self.preemption.leave()
+            of_job = end(status)
+            if of_job == START_AGAIN != status:
+                self.preemption.finish()
+            if of_job != status or not self.preemption.ends_main_thread:
+                exit_now(of_job)
+
+        self.at_exit(finish)
+
 
 _current = Session()
 
@@ -115,6 +155,7 @@ def join(
     replicas: int | None = None,
     cluster: Cluster | None = None,
     start_timeout: float | None = None,
+    preemptible: bool | None = None,
 ) -> tf.distribute.Strategy:
     """Takes this process's place in the job and returns its strategy.
 
@@ -128,6 +169,9 @@ def join(
       replicas: see `make_strategy`.
       cluster: from the environment (TF_CONFIG) if not given.
       start_timeout: seconds to wait for the other tasks of the job; TF2DIST_START_TIMEOUT, or 120, if not given.
+      preemptible: does SIGTERM ask the job to stop, as `tf2dist.preempt` does? TF2DIST_PREEMPTIBLE, which launchers
+        set, says so if that is not given; else the signal ends the process as it ends any. A handler of SIGTERM that
+        the program has installed before stays.
 
     Raises:
       ClusterError: a cluster that cannot be, or does not fit the strategy, or a port in use.
@@ -141,14 +185,16 @@ def join(
     role = role_of(name, cluster)
     limit = start_timeout or rendezvous.start_timeout()
     tensorflow_import.set_defaults()
-    session = _begin(Session(cluster, role, start_timeout=limit))
-    if role is Role.EVALUATOR:
-        return _make_strategy(session, "one", None, None)
-    if role is Role.SOLO:
-        return _make_strategy(session, name, replicas, None)
+    session = _begin(Session(cluster, role, start_timeout=limit, preemptible=preemptible))
+    if session.preemption.by_signal and os.getpid() == 1:
+        session.preemption.handle_sigterm()  # of a container, where a signal without a handler does nothing
+    if role in (Role.EVALUATOR, Role.SOLO):
+        strategy = _make_strategy(session, *(("one", None) if role is Role.EVALUATOR else (name, replicas)), None)
+        session.end_job_at_exit()
+        return strategy
     assert cluster is not None
     if role is Role.SERVER:
-        serve_and_exit(cluster, limit)
+        serve_and_exit(cluster, limit, session.preemption)
     if role is Role.COORDINATOR:
         _begin_coordinator(session, cluster, limit)
     else:
@@ -183,7 +229,7 @@ def connect(cluster: Cluster | None = None, *, replicas: int | None = None, star
         devices.replica_devices(replicas)
         return
     if cluster.task in others:
-        serve_and_exit(cluster, limit)
+        serve_and_exit(cluster, limit, Preemption())
     session = _begin(Session(cluster, Role.COORDINATOR, start_timeout=limit))
     rendezvous.check_port_free(cluster)
     policy = LossPolicy.of(cluster, has_servers=False)
@@ -213,6 +259,7 @@ def _make_strategy(
 
     with tensorflow_import.held_back_stderr():
         session.strategy = make_strategy(name, replicas=replicas, cluster=cluster, start_timeout=session.start_timeout)
+    session.preemption.handle_sigterm()  # after TensorFlow, whose own handler of a peer does nothing at all
     return session.strategy
 
 
@@ -221,17 +268,18 @@ def _begin_coordinator(session: Session, cluster: Cluster, limit: float) -> None
     rendezvous.check_port_free(cluster)
     policy = LossPolicy.of(cluster, has_servers=True)
     if leader_of(cluster).job == "worker":
-        fork_worker_0_server(cluster, limit)
+        fork_worker_0_server(cluster, limit, session.preemption)
     monitor = LeaderMonitor(
         rendezvous.wait_for_followers(cluster, followers_of(cluster), limit),
         policy,
         session.end_for_loss,
         find_replacement=lambda task, over: rendezvous.wait_for_replacement(cluster, task, over),
+        on_preempted=session.preemption.offer,
     )
     session.monitor_with(monitor)
     tensorflow_import.import_tensorflow()
     monitor.wait_ready(limit)
-    session.at_exit(lambda: monitor.end(together=False))
+    session.end_job_at_exit(lambda status: monitor.end(together=False, status=status))
 
 
 def _begin_peer(session: Session, cluster: Cluster, limit: float) -> None:
@@ -239,14 +287,41 @@ def _begin_peer(session: Session, cluster: Cluster, limit: float) -> None:
     leader = leader_of(cluster)
     rendezvous.check_port_free(cluster)
     monitor: LeaderMonitor | FollowerMonitor
-    end: Callable[[], object]
+    end: Callable[[int], int]
+    asked = session.preemption.request
     if cluster.task == leader:
         connections = rendezvous.wait_for_followers(cluster, followers_of(cluster), limit)
-        monitor = LeaderMonitor(connections, LossPolicy.of(cluster, has_servers=False), session.end_for_loss)
-        end = functools.partial(monitor.end, together=True)
+        policy = LossPolicy.of(cluster, has_servers=False)
+        monitor = LeaderMonitor(connections, policy, session.end_for_loss, on_preempted=asked)
+        end = functools.partial(_end_leading_peer, monitor)
     else:
-        monitor = FollowerMonitor(rendezvous.wait_for_leader(cluster, leader, limit), session.end_for_loss)
+        connection = rendezvous.wait_for_leader(cluster, leader, limit)
+        monitor = FollowerMonitor(connection, session.end_for_loss, asked)
         end = monitor.end
     session.monitor_with(monitor)
+    session.preemption.tell_by(monitor.preempt)
     tensorflow_import.import_tensorflow()
-    session.at_exit(end)  # after the import, so that it runs before TensorFlow's own functions at exit
+    session.end_job_at_exit(end)  # after the import, so that it runs before TensorFlow's own functions at exit
+
+
+def _end_leading_peer(monitor: LeaderMonitor, status: int) -> int:
+    return monitor.end(together=True, status=status)
+
+
+def preempt(why: str = "tf2dist.preempt was called") -> bool:
+    """Asks the job to stop, from any task and thread: for a program that learns of the end of its machine in advance.
+
+    A call of `fit` with a `tf2dist.Checkpoint` stops after the step that is under way, in all processes after the same
+    one, saves, and raises `tf2dist.errors.Preempted`, which ends the program with status 75: "start me again". So does
+    the next such call where none is under way, before its first step. The job that is started again goes on from
+    there.
+
+    Args:
+      why: one line for the log.
+
+    Returns:
+      Whether a training is under way here that stops, or has ended and is saved; True in a server, which tells its
+      coordinator.
+    """
+    session = current()
+    return session.preemption.request(" ".join(why.split())) or session.role is Role.SERVER

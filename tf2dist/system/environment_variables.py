@@ -12,6 +12,8 @@ SLURM_TASKS = "TF2DIST_TASKS"  # which tasks a Slurm job has, in the order of th
 SLURM_PORT = "TF2DIST_PORT"  # the port of task 0 of a Slurm job; task n has this plus n
 GPU_MEMORY = "TF2DIST_GPU_MEMORY"  # MiB that a process may take of each GPU that it sees
 GPUS_SHARED_BY = "TF2DIST_GPUS_SHARED_BY"  # how many processes of the job use one GPU; 1 if not set
+PREEMPTIBLE = "TF2DIST_PREEMPTIBLE"  # 1: SIGTERM has the job save and end with status 75, where it can; 0: it does not
+PREEMPTED_FILE = "TF2DIST_PREEMPTED_FILE"  # is made by the task that leads when its job ends to be started again
 
 # Set before TensorFlow is imported, unless the user has set them.
 TENSORFLOW_DEFAULTS = {
@@ -49,3 +51,15 @@ def count(name: str, environ: Mapping[str, str]) -> int | None:
     if text and not (text.isascii() and text.isdecimal() and int(text)):
         raise ValueError(f"{name} is {text!r}; it must be a whole number above 0")
     return int(text) if text else None
+
+
+def switch(name: str, environ: Mapping[str, str]) -> bool:
+    """Returns whether a variable is 1; it is not if it is 0, empty or not set.
+
+    Raises:
+      ValueError: it holds something else; in one line.
+    """
+    text = environ.get(name, "")
+    if text not in ("", "0", "1"):
+        raise ValueError(f"{name} is {text!r}; it must be 1 or 0")
+    return text == "1"

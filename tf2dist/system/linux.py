@@ -10,12 +10,14 @@ import signal
 import sys
 import time
 from collections.abc import Iterable
+from typing import NoReturn
 
 if sys.platform != "linux":
     raise ImportError(f"tf2dist needs Linux, and this is {sys.platform}")
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_DELIVERY = 1.0  # seconds in which the kernel delivers a signal
 _MANY_FILES = 1 << 16  # some systems have no other limit than memory, and what is started would inherit it
 _usual_files: int | None = None  # the limit of open files, if it was raised
 
@@ -102,6 +104,18 @@ def kill(pids: Iterable[int], signum: int) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signum)
+
+
+def end_by(signum: int) -> NoReturn:
+    """Ends this process as a signal that it does not handle; for any thread, whatever the main thread is at.
+
+    Process 1 of a container, which no signal ends that it does not handle, exits with 128 + the number.
+    """
+    if os.getpid() != 1:
+        ctypes.CDLL(None).signal(int(signum), None)  # SIG_DFL; Python's own function is for the main thread
+        os.kill(os.getpid(), signum)
+        time.sleep(_DELIVERY)
+    os._exit(128 + signum)
 
 
 def allow_many_files() -> None:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import keras
 
 from tf2dist.compat import model_methods
 from tf2dist.compat.model import logs_in_order, overridden_step
-from tf2dist.errors import UsageError
+from tf2dist.errors import START_AGAIN, CheckpointError, Preempted, UsageError, reason
 from tf2dist.input.data_adapter import FiniteDataAdapter
 from tf2dist.input.keras_arguments import as_data, split_rows
 from tf2dist.input.make_adapter import make_data_adapter, make_finite_adapter, takes_batch_size
@@ -115,6 +115,8 @@ def fit(
     Raises:
       ValueError: when the model is not compiled or cannot be trained on its strategy, the data cannot be used or
         does not fit the model, the peers of a job were given different numbers of steps, or the loss has become NaN.
+      Preempted: the job was asked to stop (`tf2dist.preempt`), and a `tf2dist.Checkpoint` has saved it, or its data or
+        another task ended before. It is a `SystemExit`, which ends the program with status 75.
       Exception: what the user's data has raised.
     """
     model_validation.check_compiled(model)
@@ -162,9 +164,11 @@ def fit(
         steps_per_execution = 1
     one_by_one = validation_data is not None and need_every_batch(prepared.strategy, callback_list, "evaluation")
 
+    saves = includes(callbacks, Checkpoint)
+
     def validate() -> Any:
         if validation is not None:
-            return prepared.evaluate(validation, callback_list, one_by_one=one_by_one)
+            return prepared.validate(validation, callback_list, one_by_one=one_by_one, may_stop=saves)
         x, y, weights = keras.utils.unpack_x_y_sample_weight(validation_data)
         return model_methods.validate_by_own(
             model, lambda: prepared.evaluate(adapt_validation(), callback_list, one_by_one=one_by_one),
@@ -177,15 +181,20 @@ def fit(
         restores_epoch=includes(callbacks, keras.callbacks.BackupAndRestore),
     )  # fmt: skip
     model.stop_training = False
+    preemption = session.current().preemption
     try:
-        return loop.run(initial_epoch, epochs, None if validation_data is None else validate, validation_freq)
-    except BaseException:
+        with _preemptible() if saves else contextlib.nullcontext():
+            history = loop.run(initial_epoch, epochs, None if validation_data is None else validate, validation_freq)
+    except BaseException as error:
         for callback in callback_list.callbacks:  # first, since who cannot wait for the rest interrupts it again
             if isinstance(callback, Checkpoint):
-                callback.failed()
+                callback.preempted() if isinstance(error, Preempted) else callback.failed()
         with contextlib.suppress(Exception):  # this error says more; the next call cancels what is left
             prepared.dispatcher.cancel()
         raise
+    if saves:
+        preemption.end_if_requested()  # it was asked to stop after the last step
+    return history
 
 
 @_call_with_peers
@@ -265,6 +274,26 @@ def _one_pass(data: Any, batch_size: int | None, steps: int | None, name: str) -
         adapter = adapter.first(limited)
     model_validation.check_has_end(adapter, name)
     return adapter
+
+
+@contextlib.contextmanager
+def _preemptible() -> Generator[None]:
+    """Returns a context for a training that saves when the job is asked to stop."""
+    preemption = session.current().preemption
+    with preemption.training():
+        try:
+            yield
+        except (UsageError, CheckpointError):
+            raise
+        except Exception as error:
+            if not preemption.ends_job:
+                raise
+            _log.warning(
+                "tf2dist: the job was asked to stop, and %s came before it had saved; it ends with status %d, and goes "
+                "on from the last checkpoint when it is started again", reason(error), START_AGAIN,
+            )  # fmt: skip
+            # Its data may be made by processes that were asked to stop as well, and a server's host may be gone.
+            preemption.end(alone=True)
 
 
 def _check_same_for_peers(prepared: PreparedModel, function: str, **lengths: int | None) -> None:

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 import pickle
@@ -24,7 +25,7 @@ from tf2dist.runtime import collectives, session
 from tf2dist.system.local_paths import check_local
 from tf2dist.training import checkpoint_files
 from tf2dist.training.training_progress import SavedProgress, TrainingState
-from tf2dist.training.training_status import StatusUpdates
+from tf2dist.training.training_status import StatusUpdates, read_stopped_at, write_status
 
 _log = logging.getLogger("tf2dist")
 
@@ -35,6 +36,9 @@ class Checkpoint(keras.callbacks.Callback):
     One of the callbacks of `fit`; what TensorFlow 1's Supervisor and MonitoredTrainingSession did. `fit` restores the
     newest checkpoint in `directory` and goes on at its step, with its place in the data and the metric sums of its
     epoch. One task of the job reads and writes, so the directory need not be shared, unless an evaluator follows it.
+
+    When the job is asked to stop, by `tf2dist.preempt` or, under a launcher, by SIGTERM to any of its tasks, `fit`
+    saves after the step that is under way and ends the program with status 75, which means "start me again".
 
     Args:
       directory: created if it does not exist; on a local or mounted file system, no URL.
@@ -68,7 +72,9 @@ class Checkpoint(keras.callbacks.Callback):
         self._state: TrainingState | None = None
         self._writes = False  # one task of the job does
         self._saved_step, self._saved_at = 0, 0.0
+        self._saved_in_epoch = False, False  # `ends_epoch` and `stops` of the last one
         self._status: StatusUpdates | None = None
+        self._stopped_at: int | None = None  # the step of a training that is over, since a callback has stopped it
         self._damaged: list[str] = []  # to be set aside
 
     def begin(self, state: TrainingState, start: int) -> SavedProgress | None:
@@ -83,22 +89,29 @@ class Checkpoint(keras.callbacks.Callback):
         """
         self._state, self._writes = state, collectives.peers(state.strategy)[1] == 0
         self._saved_step, self._saved_at = 0, time.monotonic()
+        self._stopped_at, self._saved_in_epoch = None, (False, False)
+        session.current().preemption.forget(self._note_preemption)
         found, step = None, -1
         if self._writes:
             checkpoint_files.discard_unfinished(self.directory)
             found = self._restore_newest(state, start)
             step = -1 if found is None else found.global_step
+            if found is not None and read_stopped_at(self.directory) == step:
+                found = dataclasses.replace(found, is_over=True)
             # After the check: a checkpoint of another model leaves the status as it was.
             self._status = StatusUpdates(self.directory)
             session.current().on_failure(self.failed)
+            session.current().preemption.at_end(self.preempted)
         (step,) = collectives.broadcast(state.strategy, [step])
         if step < 0:
             return None
         collectives.broadcast_variables(state.strategy, restored_variables(state.model))
         self._saved_step = int(step)
         # Of a model with a step of its own only the first peer knows the logs, and how many there are.
-        told = collectives.all_gather(state.strategy, b"" if found is None else pickle.dumps(found.metric_sums))
-        return SavedProgress(int(step), pickle.loads(told[0]))
+        told = collectives.all_gather(state.strategy, b"" if found is None else pickle.dumps(found))
+        restored: SavedProgress = pickle.loads(told[0])
+        self._saved_in_epoch = restored.ends_epoch, restored.stops
+        return restored
 
     def _restore_newest(self, state: TrainingState, start: int) -> SavedProgress | None:
         self._damaged = []
@@ -124,11 +137,12 @@ class Checkpoint(keras.callbacks.Callback):
             return False
         return self._state.global_step // self.every_steps > self._saved_step // self.every_steps
 
-    def save(self, *, again: bool = False) -> None:
+    def save(self, *, again: bool = False, ends_epoch: bool = False, stops: bool = False) -> None:
         """Writes a checkpoint of the current step, and removes old ones.
 
         Args:
           again: also if one of this step was written, since when the weights have changed.
+          ends_epoch, stops: as in `SavedProgress`; one of this step for which they were others is written again.
 
         Raises:
           CheckpointError: it cannot be written, the disk being full, say (it is an OSError too); no part of it is left,
@@ -136,11 +150,11 @@ class Checkpoint(keras.callbacks.Callback):
         """
         assert self._state is not None  # fit has begun
         self._saved_at = time.monotonic()
-        progress = self._state.progress()
-        if progress.global_step == self._saved_step and not again:
+        progress = self._state.progress(ends_epoch=ends_epoch, stops=stops)
+        if progress.global_step == self._saved_step and (ends_epoch, stops) == self._saved_in_epoch and not again:
             return
         written = checkpoint_files.write_checkpoint(self._state.model, progress, self.directory)
-        self._saved_step = progress.global_step
+        self._saved_step, self._saved_in_epoch = progress.global_step, (ends_epoch, stops)
         # A damaged one is of a higher step, so it would count as the newest, and good ones would be removed for it.
         for path in self._damaged:
             if path != written:
@@ -150,13 +164,40 @@ class Checkpoint(keras.callbacks.Callback):
         for path in checkpoint_files.list_checkpoints(self.directory)[: -self.keep]:
             shutil.rmtree(path, ignore_errors=True)
 
+    def save_before_end(self, *, ends_epoch: bool, stops: bool) -> str:
+        """Saves, in the process that writes, since the job is to end; returns where, and nothing in another process.
+
+        Args:
+          ends_epoch, stops: as in `SavedProgress`.
+
+        Raises:
+          CheckpointError: as `save`.
+        """
+        if not self._writes:
+            return ""
+        self.save(ends_epoch=ends_epoch, stops=stops)
+        return self.directory
+
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
         if self._state is not None and self._writes:
+            self._stopped_at = self._state.global_step if self._state.model.stop_training else None
             averaged = changes_weights_at_the_end(self._state.model.optimizer)
-            if self._state.has_trained or (averaged and self._saved_step):
+            if self._state.has_trained or (averaged and self._saved_step) or any(self._saved_in_epoch):
                 self.save(again=averaged or self._state.changes_at_the_end)
             self._end_status("done")
+            session.current().preemption.at_end(self._note_preemption)
         self._state = None
+
+    def preempted(self) -> None:
+        """Says that training has ended since the job was asked to stop, and goes on when it is started again."""
+        if self._state is not None and self._writes:
+            with contextlib.suppress(OSError):
+                self._end_status("preempted")
+        self._state = None
+
+    def _note_preemption(self) -> None:
+        """Says the same of a training that is over, whose program is not: what has stopped it holds in the next job."""
+        write_status(self.directory, "preempted", self._stopped_at)
 
     def failed(self) -> None:
         """Says that training ended with an error; what was saved stays."""
@@ -167,5 +208,6 @@ class Checkpoint(keras.callbacks.Callback):
 
     def _end_status(self, status: str) -> None:
         session.current().forget(self.failed)
+        session.current().preemption.forget(self.preempted)
         if self._status is not None:
             self._status.end(status)

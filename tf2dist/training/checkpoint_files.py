@@ -94,6 +94,8 @@ def _write_files(model: keras.Model, progress: SavedProgress, directory: str) ->
     state = {
         "global_step": progress.global_step,
         "metric_sums": [np.asarray(t).tolist() for t in progress.metric_sums],
+        "ends_epoch": progress.ends_epoch,
+        "stops": progress.stops,
         "seed_states": [v.numpy().tolist() for v in seed_states(model)],
         "shapes": shapes_of(model),
         "weights_sha256": _sha256(weights),
@@ -157,7 +159,9 @@ def read_checkpoint(model: keras.Model, path: str) -> SavedProgress:
             state = json.load(file)
         step = state["global_step"] if "global_step" in state else state["position"]  # as it was called at first
         sums = state["metric_sums"] if "metric_sums" in state else state["totals"]
-        progress, shapes = SavedProgress(int(step), [np.asarray(t, np.float64) for t in sums]), state["shapes"]
+        sums = [np.asarray(t, np.float64) for t in sums]
+        in_epoch = bool(state.get("ends_epoch")), bool(state.get("stops"))  # older ones have neither
+        progress, shapes = SavedProgress(int(step), sums, *in_epoch), state["shapes"]
         if state.get("weights_sha256", found := _sha256(weights)) != found:  # older ones have none
             raise DamagedError(f"{_WEIGHTS} is not what was written")
         check_shapes(model, shapes, path)

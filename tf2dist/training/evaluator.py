@@ -1,7 +1,9 @@
 """The evaluator: a task of its own that evaluates each checkpoint that a training writes.
 
-It needs no connection to the training, only its directory of checkpoints. It ends when the training has ended, or
-when the training's status there was not updated for a while.
+It needs no connection to the training, only its directory of checkpoints. It ends when the training has ended, to be
+started again with it if that was preempted, or when the training's status there was not updated for a while. When it is
+itself asked to stop, it ends after the training, whose tasks may be killed when one has ended; and if the training is
+done it evaluates what is left, since it is asked for that very reason.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from tf2dist.training.training_progress import SavedProgress
 from tf2dist.training.training_status import read_status
 
 _POLL_SECONDS = 0.5
+_SAVES_WITHIN = 45.0  # seconds from when this process is asked to stop; platforms that ask give about a minute
 _log = logging.getLogger("tf2dist")
 
 
@@ -47,7 +50,22 @@ def follow(
 
     Raises:
       TaskLostError: the training has failed, or its status was not updated for a minute.
+      Preempted: the training's job was, or this process: the next one evaluates what is there.
     """
+    preemption = session.current().preemption
+    with preemption.training():  # whose end it waits for when it is asked to stop
+        history = _follow(prepared, directory, validation, callbacks)
+        preemption.saved()
+        preemption.leave()  # the job is done, so that whoever asks this process to end means nothing else
+    return history
+
+
+def _follow(
+    prepared: PreparedModel,
+    directory: str,
+    validation: FiniteDataAdapter,
+    callbacks: keras.callbacks.CallbackList,
+) -> keras.callbacks.History:
     history = keras.callbacks.History()
     history.set_model(prepared.model)
     history.on_train_begin()
@@ -58,7 +76,10 @@ def follow(
         if progress is None:
             continue
         step = progress.global_step
-        logs = prepared.evaluate(validation, callbacks)
+        logs = prepared.validate(validation, callbacks)
+        if logs is None:
+            _wait_for_end(directory)
+            logs = prepared.evaluate(validation, callbacks)
         with writer.as_default(step=step):
             for name, value in _numbers(logs).items():
                 tf.summary.scalar(f"evaluation_{name}", value)
@@ -68,6 +89,20 @@ def follow(
         history.on_epoch_end(step, logs)
     writer.close()
     return history
+
+
+def _wait_for_end(directory: str) -> None:
+    """Returns when a training that is under way is done or has failed, since this process was asked to stop.
+
+    Raises:
+      Preempted: the training was preempted as well, or goes on for so long that it was not asked.
+    """
+    deadline = time.monotonic() + _SAVES_WITHIN
+    over = ("done", "failed", "preempted")
+    while (state := read_status(directory)[0]) not in over and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+    if state not in ("done", "failed"):
+        session.current().preemption.end()
 
 
 def _numbers(logs: Mapping[str, Any]) -> dict[str, float]:
@@ -97,13 +132,18 @@ def _new_checkpoints(directory: str) -> Iterator[str]:
     """
     began, seen = time.time(), set()
     changed, last = time.monotonic(), read_status(directory)
-    limit = session.current().start_timeout
+    limit, preemption = session.current().start_timeout, session.current().preemption
     running = False  # seen to be alive by us: what a status says may be left over from an earlier training
     while True:
         state, when = read_status(directory)
         if (state, when) != last:
             changed, last, running = time.monotonic(), (state, when), True
         fresh = running or when >= began
+        if preemption.stops_training and not (fresh and state in ("done", "failed")):
+            if not fresh:
+                preemption.end()
+            _wait_for_end(directory)
+            continue
         for path in checkpoint_files.list_checkpoints(directory) if fresh else ():
             version = path, checkpoint_files.written_at(path)
             if version not in seen and version[1] is not None:
@@ -114,6 +154,8 @@ def _new_checkpoints(directory: str) -> Iterator[str]:
         silent = time.monotonic() - changed
         if state == "failed" and fresh:
             raise TaskLostError(f"the training in {directory} has failed")
+        if state == "preempted" and fresh:
+            preemption.end()
         if state == "done" and fresh:
             return
         if not fresh and silent > limit:

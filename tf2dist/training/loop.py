@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NoReturn
 
 import keras
 
 from tf2dist.compat.model import forget_initial_epoch, initial_epoch, restored_variables
+from tf2dist.errors import START_AGAIN
 from tf2dist.execution.dispatcher import ExecutionResult
 from tf2dist.execution.steps_per_execution import StepsPerExecutionTuner
 from tf2dist.input.data_adapter import DataAdapter
-from tf2dist.runtime import collectives
+from tf2dist.runtime import collectives, session
 from tf2dist.training import model_validation
 from tf2dist.training.callbacks import (
     has_batch_hooks,
@@ -27,6 +29,23 @@ from tf2dist.training.prepared_model import PreparedModel
 from tf2dist.training.training_progress import TrainingState
 
 _log = logging.getLogger("tf2dist")
+
+
+@dataclass(frozen=True)
+class _Start:
+    """Where a call of `fit` begins.
+
+    Attributes:
+      step: the global step.
+      epoch: the number of the first epoch.
+      sums: metric sums of that epoch, if an earlier job has left it unfinished.
+      is_over: has a callback stopped the training, in an earlier job that was preempted when it was over?
+    """
+
+    step: int
+    epoch: int
+    sums: MetricSums | None = None
+    is_over: bool = False
 
 
 class TrainingLoop:
@@ -77,7 +96,7 @@ class TrainingLoop:
         self,
         first_epoch: int,
         epochs: int,
-        validate: Callable[[], Mapping[str, Any]] | None,
+        validate: Callable[[], Mapping[str, Any] | None] | None,
         validation_freq: int | Sequence[int],
     ) -> keras.callbacks.History:
         """Trains until epoch `epochs`; returns the history.
@@ -85,16 +104,20 @@ class TrainingLoop:
         Args:
           first_epoch: number of the first epoch, from 0 on.
           epochs: number of the epoch after the last one.
-          validate: returns loss and metrics of the validation data, by name.
+          validate: returns loss and metrics of the validation data, by name; None if it has ended early, since the job
+            was asked to stop.
           validation_freq: validate after so many epochs, or after these, counted from 1.
+
+        Raises:
+          Preempted: the job was asked to stop, and a `Checkpoint` has saved it.
         """
         model, callbacks = self._model, self._callbacks
-        start, sums = self._begin(first_epoch)
-        self._state.set_start(start)
+        start = self._begin(first_epoch)
+        self._state.set_start(start.step)
         self._data.end_epoch()
-        stream = self._dispatcher.open_stream(self._data, start)
+        stream = self._dispatcher.open_stream(self._data, start.step)
         try:
-            logs = self._run_epochs(stream, start, sums, epochs, validate, validation_freq)
+            logs = {} if start.is_over else self._run_epochs(stream, start, epochs, validate, validation_freq)
         finally:
             self._data.close()  # before what reads it is freed, which waits until nobody is at it
         self._dispatcher.cancel()
@@ -103,33 +126,37 @@ class TrainingLoop:
         ):  # also if a job before this one has died between its last update and this
             model.optimizer.finalize_variable_values(model.trainable_variables)
         callbacks.on_train_end(logs)
+        if self._checkpoints:
+            self._note_that_all_is_saved()
         return history_of(callbacks)
 
     def _run_epochs(
         self,
         stream,
-        start: int,
-        sums: MetricSums | None,
+        start: _Start,
         epochs: int,
-        validate: Callable[[], Mapping[str, Any]] | None,
+        validate: Callable[[], Mapping[str, Any] | None] | None,
         validation_freq: int | Sequence[int],
     ) -> dict:
-        """Trains and validates from global step `start` on; returns the last epoch's logs."""
-        model, callbacks = self._model, self._callbacks
+        """Trains and validates from there on; returns the last epoch's logs."""
+        model, callbacks, sums = self._model, self._callbacks, start.sums
         logs: dict = {}
-        for epoch in range(start // self._steps_per_epoch, epochs):
+        for epoch in range(start.epoch, epochs):
             callbacks.on_epoch_begin(epoch)
             logs = self._run_epoch(epoch, stream, sums or MetricSums(self._step))
             sums = None
             if validate is not None and _is_validation_epoch(epoch, validation_freq):
-                logs |= {f"val_{name}": value for name, value in validate().items()}
+                validated = validate()
+                if validated is None and self._dispatcher.asked_to_stop:
+                    self._save_and_end(ends_epoch=True)
+                logs |= {f"val_{name}": value for name, value in (validated or {}).items()}
             callbacks.on_epoch_end(epoch, logs)
             if model.stop_training:
                 break
         return logs
 
-    def _begin(self, first_epoch: int) -> tuple[int, MetricSums | None]:
-        """The global step to begin at, and the metric sums of an epoch that an earlier job has left unfinished."""
+    def _begin(self, first_epoch: int) -> _Start:
+        """Restores what an earlier job has left, and says where to begin."""
         model, strategy = self._model, self._prepared.strategy
         forget_initial_epoch(model)
         self._callbacks.on_train_begin()
@@ -137,18 +164,24 @@ class TrainingLoop:
         if self._restores_epoch:  # the first peer has read it from its disk
             (first,) = collectives.broadcast(strategy, [first])
             collectives.broadcast_variables(strategy, restored_variables(model))
-        start, sums = int(first) * self._steps_per_epoch, None
+        start = _Start(int(first) * self._steps_per_epoch, int(first))
         for checkpoint in self._checkpoints:
-            found = checkpoint.begin(self._state, start)
-            if found is not None:
-                start, sums = found.global_step, MetricSums(self._step)
-                if found.global_step % self._steps_per_epoch and not sums.take_up(found.metric_sums):
-                    _log.warning(
-                        "tf2dist: the model's metrics are others than the checkpoint's, so that the logs of this epoch "
-                        "are of its batches from step %d on",
-                        start,
-                    )
-        return start, sums
+            found = checkpoint.begin(self._state, start.step)
+            if found is None:
+                continue
+            sums = MetricSums(self._step)
+            steps = found.global_step % self._steps_per_epoch
+            if (steps or found.ends_epoch) and not sums.take_up(found.metric_sums):
+                _log.warning(
+                    "tf2dist: the model's metrics are others than the checkpoint's, so that the logs of this epoch "
+                    "are of its batches from step %d on",
+                    found.global_step,
+                )
+            if found.stops or found.is_over:
+                model.stop_training = True
+            epoch = (found.global_step - found.ends_epoch) // self._steps_per_epoch
+            start = _Start(found.global_step, epoch, sums, found.is_over)
+        return start
 
     def _run_epoch(self, epoch: int, stream, sums: MetricSums) -> dict:
         """Makes the updates that the epoch still needs; returns its logs. Callbacks may stop it earlier."""
@@ -187,14 +220,17 @@ class TrainingLoop:
         dispatcher, callbacks, model = self._dispatcher, self._callbacks, self._model
         in_flight, lost = 0, False
         while True:
+            stops = bool(self._checkpoints) and dispatcher.asked_to_stop
             due = [c for c in self._checkpoints if c.is_due()]
             # Nothing changes while it is saved; and the count of updates says of which batches they were made.
-            if due and not (in_flight or dispatcher.has_gaps):
+            if not (in_flight or dispatcher.has_gaps):
+                if stops:
+                    self._save_and_end(ends_epoch=dispatcher.global_step == end)
                 for checkpoint in due:
                     checkpoint.save()
                 due = []
             while step < end and not lost and in_flight < self._max_in_flight:
-                if due and not dispatcher.has_gaps:
+                if (due or stops) and not dispatcher.has_gaps:
                     break
                 if self._ends_early(finished or in_flight):
                     break
@@ -213,6 +249,30 @@ class TrainingLoop:
                 continue
             self._account(result)
             callbacks.on_train_batch_end(finished - 1, self._sums.logs() if self._needs_batch_logs else None)
+
+    def _save_and_end(self, *, ends_epoch: bool) -> NoReturn:
+        """Ends the program, since the job was asked to stop; in all peers when the first one has saved.
+
+        Args:
+          ends_epoch: see `SavedProgress`.
+        """
+        preemption = session.current().preemption
+        in_epoch = ends_epoch or bool(self._dispatcher.global_step % self._steps_per_epoch)
+        stops = in_epoch and bool(self._model.stop_training)  # what stops it at an epoch's beginning does so again
+        with preemption.saving():
+            places = [c.save_before_end(ends_epoch=ends_epoch, stops=stops) for c in self._checkpoints]
+        self._note_that_all_is_saved()
+        if any(places):
+            _log.warning(
+                "tf2dist: the job has saved step %d in %s, and ends with status %d: it goes on from there when it is "
+                "started again", self._dispatcher.global_step, ", ".join(places), START_AGAIN,
+            )  # fmt: skip
+        preemption.end()
+
+    def _note_that_all_is_saved(self) -> None:
+        """Notes it in all peers, when the one that writes has written."""
+        collectives.broadcast(self._prepared.strategy, [0])
+        session.current().preemption.saved()
 
     def _ends_early(self, finished: int) -> bool:
         """Whether a callback has stopped the training, after a batch as in Keras, with no batch before it left out."""

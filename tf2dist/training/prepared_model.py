@@ -148,6 +148,19 @@ class PreparedModel:
         self, data: FiniteDataAdapter, callbacks: keras.callbacks.CallbackList, *, one_by_one: bool = False
     ) -> dict[str, Any]:
         """Loss and metrics over every example of `data`; `one_by_one`: callbacks see each batch."""
+        logs = self.validate(data, callbacks, one_by_one=one_by_one, may_stop=False)
+        assert logs is not None
+        return logs
+
+    def validate(
+        self,
+        data: FiniteDataAdapter,
+        callbacks: keras.callbacks.CallbackList,
+        *,
+        one_by_one: bool = False,
+        may_stop: bool = True,
+    ) -> dict[str, Any] | None:
+        """As `evaluate`; None if the training that it is part of was asked to stop meanwhile, and may."""
         step = self.train_step(data, "test_step")
         self.model.stop_evaluating = False
         callbacks.on_test_begin()
@@ -159,6 +172,8 @@ class PreparedModel:
                 sums.add(their_sums)
                 batches += more
                 callbacks.on_test_batch_end(batches - 1, sums.logs() if wanted else None)
+                if may_stop and self.dispatcher.asked_to_stop:
+                    return None
                 if self.model.stop_evaluating:
                     break
         logs = sums.logs()

@@ -17,10 +17,17 @@ class SavedProgress:
     Attributes:
       global_step: updates since epoch 0.
       metric_sums: of its epoch so far, f64; zeros at the beginning of an epoch.
+      ends_epoch: was the last step of an epoch made, and the epoch not ended? Its validation and its callbacks are to
+        come.
+      stops: has a callback stopped the training in this epoch, which is not ended?
+      is_over: had a callback stopped the training, and was it over, when its job was preempted?
     """
 
     global_step: int
     metric_sums: list[np.ndarray]
+    ends_epoch: bool = False
+    stops: bool = False
+    is_over: bool = False
 
 
 class TrainingState:
@@ -76,7 +83,8 @@ class TrainingState:
         """Sets the metric sums of the current epoch."""
         self._epoch_sums = values
 
-    def progress(self) -> SavedProgress:
-        """What to save now."""
+    def progress(self, *, ends_epoch: bool = False, stops: bool = False) -> SavedProgress:
+        """What to save now; the arguments as in `SavedProgress`."""
         step = self.global_step
-        return SavedProgress(step, self._epoch_sums if step % self._steps_per_epoch else self._zero_sums)
+        under_way = ends_epoch or step % self._steps_per_epoch
+        return SavedProgress(step, self._epoch_sums if under_way else self._zero_sums, ends_epoch, stops)

@@ -1,6 +1,8 @@
 """`status.json` in a directory of checkpoints: whether the training that writes there goes on.
 
-An evaluator reads it. It holds "training", "done" or "failed", with a time that is updated every few seconds.
+An evaluator reads it. It holds "training", "done", "failed" or "preempted" (the job was asked to stop, and is to be
+started again), with a time that is updated every few seconds. Of a training that a callback had stopped, and that was
+over when its job was preempted, it also holds the step, for the next job must not go on with it.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ STATUS_SECONDS = 5.0  # between two updates
 
 
 def read_status(directory: str) -> tuple[str, float]:
-    """What a training in this directory last said, and when: "training", "done", "failed" or "" with a Unix time."""
+    """What a training in this directory last said, and when: one of the states above, or "", with a Unix time."""
     try:
         with open(os.path.join(directory, STATUS_FILE)) as file:
             found = json.load(file)
@@ -27,14 +29,30 @@ def read_status(directory: str) -> tuple[str, float]:
         return "", 0.0
 
 
-def write_status(directory: str, state: str) -> None:
-    """Writes "training", "done" or "failed", with the time.
+def read_stopped_at(directory: str) -> int | None:
+    """The global step at which a callback had stopped a training before its job was preempted; None if none had."""
+    try:
+        with open(os.path.join(directory, STATUS_FILE)) as file:
+            found = json.load(file)
+        return int(found["stopped_at"]) if found["state"] == "preempted" else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def write_status(directory: str, state: str, stopped_at: int | None = None) -> None:
+    """Writes a state, with the time.
+
+    Args:
+      directory: of the checkpoints.
+      state: "training", "done", "failed" or "preempted".
+      stopped_at: see `read_stopped_at`.
 
     Raises:
       OSError: the disk is full, say; the last status stays.
     """
+    status = {"state": state, "time": time.time()} | ({} if stopped_at is None else {"stopped_at": stopped_at})
     with replacing(os.path.join(directory, STATUS_FILE)) as (part,), open(part, "w") as file:
-        json.dump({"state": state, "time": time.time()}, file)
+        json.dump(status, file)
 
 
 class StatusUpdates:
@@ -58,7 +76,7 @@ class StatusUpdates:
                 write_status(self._directory, "training")
 
     def end(self, status: str) -> None:
-        """Writes the last status, "done" or "failed".
+        """Writes the last status.
 
         Raises:
           OSError: it cannot be written.

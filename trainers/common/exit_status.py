@@ -1,7 +1,7 @@
 """How a trainer that fails ends: which exit status, and which one line on standard error.
 
-0: done. 1: the job failed. 2: the command was wrong. 130: interrupted. 141: nobody reads the output. A bug keeps its
-traceback.
+0: done. 1: the job failed. 2: the command was wrong. 75: it was asked to stop, and has saved. 130: interrupted. 141:
+nobody reads the output. A bug keeps its traceback.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 
 from absl import flags
 
-from tf2dist.errors import ShardError, reason
+from tf2dist.errors import Preempted, ShardError, reason
 from tf2dist.system import standard_output
 
 _WRONG_COMMAND = (flags.Error,)
@@ -29,7 +29,7 @@ def report_failure(program: str, error: BaseException) -> int | None:
       The exit status; None for a bug, whose traceback the user needs. `SystemExit` keeps its own.
     """
     if isinstance(error, SystemExit):
-        if error.code:
+        if error.code and not isinstance(error, Preempted):
             _fail(program)
         return None
     if isinstance(error, KeyboardInterrupt):

@@ -89,6 +89,7 @@ def run(
     linux.open_closed_streams()
     logging_setup.log_to_stderr()
     logging_setup.quiet_tensorflow()
+    os.environ.setdefault(environment_variables.PREEMPTIBLE, "1")
     program = os.path.basename(sys.argv[0].removesuffix("/__main__.py")).removesuffix(".py")
     try:
         status = _run(train, prepare, has_strategy, cluster, positional)

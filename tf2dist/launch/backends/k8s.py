@@ -8,12 +8,13 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
-from tf2dist.errors import UsageError
+from tf2dist.errors import START_AGAIN, UsageError
 from tf2dist.launch import cluster_layout
 from tf2dist.launch.backend import Backend
 from tf2dist.launch.backends import yaml_writer
 from tf2dist.launch.cluster_layout import DEFAULT_PORT, Layout
 from tf2dist.launch.thread_limits import THREAD_VARIABLES
+from tf2dist.system.environment_variables import PREEMPTIBLE
 
 KINDS = ("jobset", "tfjob", "job")
 _LABEL = {"jobset": "jobset.sigs.k8s.io/jobset-name", "tfjob": "training.kubeflow.org/job-name", "job": "tf2dist/job"}
@@ -49,7 +50,16 @@ class K8sBackend:
         group.add_argument(
             "--claim", metavar="NAME", help="a volume claim for checkpoints, mounted at /data in every task"
         )
-        group.add_argument("--max_restarts", type=int, default=0, metavar="N", help="of the job (default: 0)")
+        group.add_argument(
+            "--max_restarts", type=int, default=0, metavar="N", help="of the job when it has failed (default: 0)"
+        )
+        group.add_argument(
+            "--grace",
+            type=int,
+            default=60,
+            metavar="S",
+            help="seconds from SIGTERM, at which the job saves, to SIGKILL (default: 60)",
+        )
 
     def start(self, options: argparse.Namespace, program: Sequence[str]) -> int:
         """Prints the manifests, for `kubectl apply -f -`; returns 0.
@@ -101,7 +111,7 @@ def _check(options: argparse.Namespace) -> None:
     power = " KMGTPE".index(unit[0].upper()) if unit else 0
     if (size := float(found[1]) * (1024 if unit.endswith("i") else 1000) ** power) < _LEAST:
         raise UsageError(f"--memory={options.memory} is {size:.0f} bytes, too few for a task; it is written as 4Gi")
-    for name in ("gpus", "max_restarts"):
+    for name in ("gpus", "max_restarts", "grace"):
         if getattr(options, name) < 0:
             raise UsageError(f"--{name}={getattr(options, name)} must be 0 or more")
     for text in options.env:
@@ -151,7 +161,16 @@ class _Manifests:
             "network": {"enableDNSHostnames": True, "subdomain": self.name},
             # The one that leads ends last but for servers, which may take a little longer.
             "successPolicy": {"operator": "All", "targetReplicatedJobs": list(self.counts)},
-            "failurePolicy": {"maxRestarts": self.options.max_restarts},
+            "failurePolicy": {
+                "maxRestarts": self.options.max_restarts,
+                "rules": [
+                    {
+                        "name": "preempted",
+                        "action": "RestartJobSetAndIgnoreMaxRestarts",
+                        "onJobFailureReasons": ["PodFailurePolicy"],
+                    }
+                ],
+            },
             "replicatedJobs": replicated,
         }
         return self.object("jobset.x-k8s.io/v1alpha2", "JobSet", spec)
@@ -192,8 +211,24 @@ class _Manifests:
             "completions": count,
             "parallelism": count,
             "backoffLimit": self.options.max_restarts * count if self.kind == "job" else 0,
+            **self.preemption_policy(),
             "template": {"metadata": {"labels": self.labels() if self.kind == "job" else {}}, "spec": pod},
         }
+
+    def preemption_policy(self) -> dict[str, object]:
+        """What a Job does when a pod was preempted, whether it has said so (75) or was taken away: no failure.
+
+        In a JobSet it fails with a reason that has all of them started again. By itself it makes another pod; not where
+        a container is started again in its pod, which may have no such policy.
+        """
+        if self.kind == "job" and self.options.max_restarts:
+            return {}
+        action = "FailJob" if self.kind == "jobset" else "Ignore"
+        rules = [
+            {"action": action, "onExitCodes": {"operator": "In", "values": [START_AGAIN]}},
+            {"action": action, "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+        ]
+        return {"podFailurePolicy": {"rules": rules}}
 
     def pod(self, job: str, name: str = "task") -> dict[str, object]:
         """The specification of a pod."""
@@ -205,9 +240,11 @@ class _Manifests:
             "ports": [{"name": "tfjob-port", "containerPort": self.port}],
             "resources": self.resources(job),
         }
-        pod: dict[str, object] = {"containers": [container]}
-        if self.kind == "tfjob" and job == "evaluator":
-            pod["terminationGracePeriodSeconds"] = _LAST_WORD
+        last_word = _LAST_WORD if self.kind == "tfjob" and job == "evaluator" else 0
+        pod: dict[str, object] = {
+            "terminationGracePeriodSeconds": max(self.options.grace, last_word),
+            "containers": [container],
+        }
         if self.kind != "tfjob":
             pod["restartPolicy"] = "OnFailure" if self.kind == "job" and self.options.max_restarts else "Never"
         if self.options.claim:
@@ -226,7 +263,7 @@ class _Manifests:
         """The task's place in the cluster, in words of Kubernetes, which knows the index of each pod."""
         # A limit on processor time hides no cores: TensorFlow would make a thread for each, and be held back.
         variables = dict.fromkeys(THREAD_VARIABLES, str(math.ceil(_cores(self.options.cpu))))
-        variables |= {"PYTHONUNBUFFERED": "1", **self.shared}
+        variables |= {"PYTHONUNBUFFERED": "1", PREEMPTIBLE: "1", **self.shared}
         variables |= dict(text.split("=", 1) for text in self.options.env)
         env: list[dict[str, object]] = [{"name": name, "value": _literal(value)} for name, value in variables.items()]
         if self.kind == "tfjob":

@@ -22,7 +22,7 @@ from tf2dist.launch.supervisor import supervise
 from tf2dist.launch.thread_limits import thread_variables
 from tf2dist.launch.user_program import python_arguments
 from tf2dist.system import linux
-from tf2dist.system.environment_variables import JOB_ID, LAUNCHED_AT
+from tf2dist.system.environment_variables import JOB_ID, LAUNCHED_AT, PREEMPTIBLE
 
 _LOOPBACK = (LOCALHOST, "127.0.0.1")
 _PRELOAD = ("tensorflow", "keras", "tf2dist.training.api")
@@ -44,7 +44,8 @@ def run(
 ) -> int:
     """Runs `program` once for each task of a new cluster on loopback ports; returns the exit status of the job.
 
-    Every process gets its task as TF_CONFIG, TF2DIST_JOB_ID, and TF2DIST_LAUNCHED_AT unless that is set already.
+    Every process gets its task as TF_CONFIG, and TF2DIST_JOB_ID; and TF2DIST_LAUNCHED_AT and TF2DIST_PREEMPTIBLE,
+    unless they are set already.
 
     Args:
       program: module or script, and its arguments.
@@ -136,6 +137,7 @@ def _run(
         print(f"launch: {sharing.note}", file=sys.stderr)
     shared = thread_variables(threads, layout) | {
         LAUNCHED_AT: os.environ.get(LAUNCHED_AT) or f"{linux.began():.2f}",
+        PREEMPTIBLE: os.environ.get(PREEMPTIBLE) or "1",
         **env,
         JOB_ID: uuid.uuid4().hex,
     }

@@ -21,6 +21,22 @@ from tf2dist.system import environment_variables
 
 _WAIT = 60  # seconds that tasks may run on when the first has ended
 _COUNTS = ("nodes", "cpus_per_task", "gpus_per_task")
+# Slurm counts how often a job was started. `srun` may have killed tasks that were about to end, so its status says less
+# than the file. A job that somebody has cancelled saves as well, and must not come back.
+_END = """
+status=$?
+if [ -e "$TF2DIST_PREEMPTED_FILE" ]; then
+  status=75
+  case $(scontrol show job --oneliner "$SLURM_JOB_ID") in
+    *" JobState=RUNNING "*)
+      if [ "${{SLURM_RESTART_COUNT:-0}}" -lt {requeues} ]; then
+        echo "launch: the job was preempted and has saved; it is queued again" >&2
+        scontrol requeue "$SLURM_JOB_ID" && sleep 60  # which ends this script
+      fi ;;
+  esac
+fi
+exit $status
+"""
 
 
 class SlurmBackend:
@@ -40,6 +56,17 @@ class SlurmBackend:
         group.add_argument("--time", metavar="LIMIT", help="as 2:00:00")
         group.add_argument("--output", metavar="FILE", help="what the tasks print (default: slurm-JOB.out)")
         group.add_argument("--wait", action="store_true", help="until the job has ended, and end with its status")
+        group.add_argument(
+            "--grace",
+            type=int,
+            default=120,
+            metavar="S",
+            help="seconds before the end of --time at which the job is asked to save, and is then queued again; at "
+            "most a quarter of it; 0 for never, as for a program that saves nothing (default: 120)",
+        )
+        group.add_argument(
+            "--max_requeues", type=int, default=100, metavar="N", help="after preemptions (default: 100)"
+        )
         group.add_argument("--python", default=sys.executable, metavar="PATH", help="of every node (default: this one)")
         group.add_argument("--sbatch", action="append", default=[], metavar="OPTION", help="any other option of sbatch")
 
@@ -115,6 +142,9 @@ def script(options: argparse.Namespace, program: Sequence[str]) -> str:
     for name in _COUNTS:
         if getattr(options, name) is not None and getattr(options, name) < 1:
             raise UsageError(f"--{name}={getattr(options, name)} must be 1 or more")
+    for name in ("grace", "max_requeues"):
+        if getattr(options, name) < 0:
+            raise UsageError(f"--{name}={getattr(options, name)} must be 0 or more")
     argv = shlex.join([options.python, *python_arguments(program)])
     # Tasks end together, and one whose node is gone is not waited for; an evaluator has a checkpoint to go.
     wait = "" if layout.count("evaluator") else f" --wait={_WAIT}"
@@ -131,6 +161,10 @@ def script(options: argparse.Namespace, program: Sequence[str]) -> str:
         for name in ("cpus_per_task", "gpus_per_task", "partition", "account", "time", "output")
         if getattr(options, name) is not None
     ]
+    # The output of a job that was queued again follows that before. The signal is for the tasks, not for this script.
+    lines += ["--requeue", "--open-mode=append"] if options.max_requeues else ["--no-requeue"]
+    grace = _grace(options)
+    lines += [f"--signal=TERM@{grace}"] if grace else []
     lines += options.sbatch
     if broken := [line for line in lines if "\n" in line]:
         raise UsageError(f"{broken[0]!r} has more than one line")
@@ -144,14 +178,36 @@ def script(options: argparse.Namespace, program: Sequence[str]) -> str:
             "unset TF_CONFIG CLUSTER_SPEC  # of where this was submitted",
             *(f"export {name}={shlex.quote(value)}" for name, value in env.items()),
             "export PYTHONUNBUFFERED=1",
+            f'export {environment_variables.PREEMPTIBLE}="${{{environment_variables.PREEMPTIBLE}:-1}}"',
+            "marks=$(mktemp -d) || exit 1",
+            """trap 'rm -rf "$marks"' EXIT""",
+            "# The first task, on this node, makes this file when the job was asked to stop and has saved.",
+            f'export {environment_variables.PREEMPTED_FILE}="$marks/preempted"',
             "# What srun itself no longer takes from sbatch, since Slurm 22.05.",
             'if [ -n "$SLURM_CPUS_PER_TASK" ]; then export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK; fi',
             "# One task that fails ends the others; nobody waits for it. Tasks have these variables even if sbatch had",
             "# --export=NONE.",
-            f"exec srun --export=ALL --kill-on-bad-exit=1{wait} --distribution=block --label {argv}",
-            "",
+            f"srun --export=ALL --kill-on-bad-exit=1{wait} --distribution=block --label {argv}",
         ]
-    )
+    ) + _END.format(requeues=options.max_requeues)
+
+
+def _grace(options: argparse.Namespace) -> int:
+    """Seconds before the end of --time at which Slurm asks the tasks to save; 0 for never.
+
+    At most a quarter of a short time: Slurm would ask when the job begins, and then there is nothing to save.
+    """
+    if options.time is None:
+        return 0
+    found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", options.time)
+    if found is None:
+        return options.grace  # as `infinite`, or something that sbatch refuses
+    days, *given = found.groups()
+    numbers = [int(number) for number in given if number is not None]
+    if days is None and len(numbers) < 3:  # minutes, or minutes:seconds
+        numbers.insert(0, 0)
+    hours, minutes, seconds = [*numbers, 0, 0][:3]
+    return min(options.grace, (((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds) // 4)
 
 
 def _tasks(layout: Layout) -> str:

@@ -31,7 +31,7 @@ from tf2dist.launch.settings import Settings
 from tf2dist.launch.supervisor import supervise
 from tf2dist.launch.user_program import is_script
 from tf2dist.system import linux
-from tf2dist.system.environment_variables import JOB_ID, LAUNCHED_AT
+from tf2dist.system.environment_variables import JOB_ID, LAUNCHED_AT, PREEMPTIBLE
 
 # Variables that concern a job are forwarded when they begin so; others are named with --env.
 _FORWARDED = ("TF_", "TF2DIST_", "TFDS_", "KERAS_", "XLA_", "GRPC_", "NCCL_", "CUDA_", "OMP_", "PYTHON")
@@ -147,7 +147,7 @@ def _order(
             "directory": directory,
             "program": list(program),
             "port": None if place.task.job == "evaluator" else cluster.port(place.task),
-            "env": {"PYTHONUNBUFFERED": "1", **task_env},
+            "env": {"PYTHONUNBUFFERED": "1", PREEMPTIBLE: "1", **task_env},
             "grace": max(0.5, options.grace - 2.0),  # the far end kills before the near end cuts the connection
         },
     }

@@ -185,11 +185,13 @@ class RemoteAgent:
             self._end(self._grace)
 
     def _end(self, grace: float) -> None:
-        """Asks the task to end, and kills it after so many seconds; the earliest deadline holds."""
+        """Asks the task to end, and kills it after so many seconds; the earliest deadline holds.
+
+        What it has started is ended after it: it may need that to save.
+        """
         deadline = time.monotonic() + grace
         if self._deadline is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._child.pid, signal.SIGTERM)
+            linux.kill([self._child.pid], signal.SIGTERM)
         self._deadline = deadline if self._deadline is None else min(deadline, self._deadline)
 
     def _end_descendants(self) -> None:
