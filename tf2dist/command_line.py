@@ -35,6 +35,9 @@ def main(arguments: Sequence[str]) -> int:
         return 0 if arguments else 2
     name, *rest = arguments
     if name in ("version", "--version"):
+        if rest in (["-h"], ["--help"]):
+            print(f"usage: tf2dist version\n\n{COMMANDS['version'][1]}; it takes no arguments")
+            return 0
         if rest:
             return _refuse(f"version takes no arguments, found {rest[0]!r}")
         print(_version())

@@ -58,7 +58,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def examine(timeout: float) -> dict:
-    """The report: `versions`, `cores`, `memory`, `devices`, `gpus`, `cluster`, `peers`, `open_ports`, `problems`."""
+    """The report: `versions`, `cores`, `memory`, `devices`, `gpus`, `cluster`, `peers`, `open_ports`, `problems`.
+
+    Where the environment describes a cluster that cannot be, `cluster` is None and `cluster_error` says why.
+    """
     report: dict = {"versions": rendezvous.versions() | {"python": platform.python_version()}, "problems": []}
     report["cores"] = len(os.sched_getaffinity(0))
     report["memory"] = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -68,6 +71,7 @@ def examine(timeout: float) -> dict:
     except ClusterError as error:
         found = environments.Found(None)
         problems.append(str(error))
+        report["cluster_error"] = str(error)
     listeners = open_to_others()
     report["cluster"] = _cluster(found, listeners, problems)
     report["peers"] = _peers(found.cluster, timeout, problems) if found.cluster else []
@@ -305,7 +309,9 @@ def lines(report: dict) -> list[str]:
         text.append(f"device     {device['name']}" + (f" {device['model']}" if device.get("model") else ""))
     text += _gpu_lines(report["gpus"]) if report["gpus"] else ["gpus       none: no NVIDIA GPU is in this machine"]
     cluster = report["cluster"]
-    if cluster is None:
+    if cluster is None and "cluster_error" in report:
+        text.append("cluster    described wrongly, so that a job would not start; see below")
+    elif cluster is None:
         text.append("cluster    none: this process is alone (no TF_CONFIG, CLUSTER_SPEC, SM_HOSTS or Slurm step)")
     else:
         text.append(f"cluster    from {cluster['source']}, strategy {cluster['strategy']}, led by {cluster['leader']}")

@@ -227,11 +227,8 @@ def test_a_missing_task(cluster):
     assert str(caught.value) == f"worker 0 at {cluster.address(WORKER0)} is missing after 3 s: connection refused"
 
 
-def test_a_host_that_is_not_known(cluster, monkeypatch):
-    def unknown(*args, **kwargs):
-        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-
-    monkeypatch.setattr(socket, "create_connection", unknown)
+def test_a_host_that_is_not_known(cluster):
+    cluster = Cluster({**cluster.jobs, "ps": (f"no-such-host.invalid:{cluster.port(PS)}",)}, CHIEF)
     with pytest.raises(RendezvousError, match=r"ps 0 at .* is missing after 0\.3 s: no such host"):
         wait_for_followers(cluster, [PS], SHORT)
 
@@ -510,6 +507,46 @@ def test_a_port_that_this_user_may_not_use(cluster, monkeypatch):
     monkeypatch.setattr(socket, "create_server", refused)
     with pytest.raises(ClusterError, match=rf"port {cluster.port()} of chief 0 .* cannot be used: Permission denied"):
         check_port_free(cluster)
+
+
+def leading_from(cluster, address):
+    """The cluster with another address for its chief, which leads."""
+    return Cluster({**cluster.jobs, "chief": (address,)}, CHIEF)
+
+
+@pytest.mark.parametrize("others", [[], [PS]], ids=["alone", "with others"])
+def test_an_address_of_the_leader_that_no_host_has(cluster, others):
+    address = f"no-such-host.invalid:{cluster.port()}"
+    expected = rf"chief 0's own address {address} does not lead to this process after {SHORT:g} s: no such host"
+    with pytest.raises(RendezvousError, match=expected):
+        wait_for_followers(leading_from(cluster, address), others, SHORT)
+
+
+def test_an_address_of_the_leader_at_which_something_else_answers(cluster, monkeypatch):
+    create = socket.create_connection
+
+    def elsewhere(_address, **kwargs):
+        return create(("127.0.0.1", cluster.port(WORKER0)), **kwargs)
+
+    with Stranger(cluster.port(WORKER0)):
+        monkeypatch.setattr(socket, "create_connection", elsewhere)
+        with pytest.raises(RendezvousError, match=r"chief 0's own address .*: another host answers there"):
+            wait_for_followers(cluster, [], SHORT)
+
+
+def test_an_address_of_the_leader_that_is_known_a_little_later(cluster, monkeypatch):
+    unknown = [socket.gaierror(socket.EAI_NONAME, "Name or service not known")]
+    create = socket.create_connection
+
+    def known_later(*args, **kwargs):
+        if unknown:
+            raise unknown.pop()
+        return create(*args, **kwargs)
+
+    monkeypatch.setattr(socket, "create_connection", known_later)
+    assert wait_for_followers(cluster, [], DEADLINE) == []
+    assert not unknown
+    check_port_free(cluster)  # TensorFlow gets it
 
 
 @pytest.mark.parametrize("host", ["localhost", *["[::1]"] * socket.has_dualstack_ipv6()])

@@ -63,6 +63,9 @@ def test_a_cluster_that_cannot_be(monkeypatch):
     report = doctor.examine(1.0)
     assert report["cluster"] is None
     assert "'a'" in report["problems"][0]
+    said = "\n".join(doctor.lines(report))
+    assert "cluster    described wrongly" in said
+    assert "this process is alone" not in said
 
 
 CLUSTER = {"chief": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"], "ps": ["127.0.0.1:3"]}

@@ -1,15 +1,22 @@
 """This process in its job: who reports a failure, who is told of it, and what the process ends with."""
 
+import functools
+import socket
 import subprocess
 import sys
 import threading
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+import tf2dist
 from tests.threads import background
 from tf2dist.cluster.roles import Role
-from tf2dist.runtime import failure_reporter, logging_setup
+from tf2dist.cluster.spec import Cluster, Task
+from tf2dist.cluster.task_monitor import LeaderMonitor
+from tf2dist.errors import UsageError
+from tf2dist.runtime import failure_reporter, logging_setup, session
 from tf2dist.runtime.session import Session
 
 DEADLINE = 60.0
@@ -236,3 +243,19 @@ def test_a_loss_is_waited_for():
     found = background(waiting.wait_for_loss, DEADLINE)
     noticed.set()
     assert found.result(DEADLINE) == "ps 0 is gone"
+
+
+@pytest.mark.parametrize("begin", [functools.partial(tf2dist.join, "ps"), tf2dist.connect], ids=["join", "connect"])
+def test_a_process_takes_its_place_once(begin, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as mine:  # as this process's TensorFlow does
+        jobs = {"chief": (f"127.0.0.1:{mine.getsockname()[1]}",), "ps": ("127.0.0.1:1",), "worker": ("127.0.0.1:2",)}
+        cluster = Cluster(jobs, Task("chief", 0))
+        joined = Session(cluster, Role.COORDINATOR)
+        monkeypatch.setattr(session, "_current", joined)
+        with pytest.raises(UsageError, match=r"port .* is in use"):  # the call before has failed
+            begin(cluster=cluster, start_timeout=0.1)
+        joined.monitor_with(cast("LeaderMonitor", object()))
+        monkeypatch.setattr(session, "_current", joined)
+        with pytest.raises(UsageError, match="this process is chief 0 of a job already; call "):
+            begin(cluster=cluster, start_timeout=0.1)
+        assert session.current() is joined

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from tf2dist import command_line
+
 
 @pytest.mark.parametrize(
     "command",
@@ -37,6 +39,13 @@ def test_a_wrong_command_gets_one_line(command):
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
     assert done.stderr.startswith(f"python -m {command[2]}: error: ")
     assert done.stderr.endswith("; see --help\n")
+
+
+@pytest.mark.parametrize("argument", ["-h", "--help"])
+def test_help_on_a_command_without_arguments(argument, capsys):
+    assert command_line.main(["version", argument]) == 0
+    assert capsys.readouterr().out.startswith("usage: tf2dist version\n")
+    assert command_line.main(["version", argument, "more"]) == 2
 
 
 # What is printed has a character that ASCII has not, and is more than a pipe holds.

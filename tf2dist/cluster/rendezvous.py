@@ -80,13 +80,20 @@ def versions() -> dict[str, str]:
 def wait_for_followers(cluster: Cluster, others: list[Task], limit: float = START_TIMEOUT) -> list[TaskConnection]:
     """Connects to every one of `others` and tells them to start, once all are there.
 
+    First the leader connects to its own address. TensorFlow does so too, in every peer and server, and where nothing
+    answers it waits in a call that neither a timeout nor a signal ends.
+
     Returns:
       The open connections, in the order of `others`.
 
     Raises:
-      RendezvousError: names the first task that is missing after `limit` seconds, or was started differently.
+      RendezvousError: names the first task that is missing after `limit` seconds, or was started differently; or this
+        task's own address does not lead to it.
+      ClusterError: the port is in use.
     """
     deadline = time.monotonic() + limit
+    if cluster.task not in others:  # else its server is a process of its own, which listens there already
+        _check_own_address(cluster, deadline, limit)
     connections: list[TaskConnection] = []
     with sending_heartbeats(connections):
         for task in others:
@@ -128,14 +135,13 @@ def _connect(cluster: Cluster, task: Task, deadline: float, limit: float) -> Tas
       MismatchError: it was started differently.
     """
     address = cluster.address(task)
-    host, _, port = address.rpartition(":")
     next_log = time.monotonic() + _QUIET
     while True:
         left = max(0.1, deadline - time.monotonic())
         try:
-            connection = socket.create_connection((host.strip("[]"), int(port)), timeout=min(5.0, left))
+            connection = _call(address, min(5.0, left))
         except OSError as error:
-            why = "no such host" if isinstance(error, socket.gaierror) else (error.strerror or str(error)).lower()
+            why = _why_not_reached(error)
         else:
             try:
                 connection.settimeout(min(_ANSWER_TIMEOUT, left))
@@ -155,6 +161,62 @@ def _connect(cluster: Cluster, task: Task, deadline: float, limit: float) -> Tas
             _log.warning("%s waits for %s at %s: %s", cluster.task, task, address, why)
             next_log = time.monotonic() + _QUIET
         time.sleep(0.1)
+
+
+def _check_own_address(cluster: Cluster, deadline: float, limit: float) -> None:
+    """Waits until this task's own address leads to this process; a name may be known a little after the task starts.
+
+    Raises:
+      RendezvousError: it does not, by `deadline`; `limit` seconds is what the message says.
+      ClusterError: the port is in use.
+    """
+    address = cluster.address()
+    token = os.urandom(16)
+    next_log = time.monotonic() + _QUIET
+    with _listen(cluster) as listener:
+        while True:
+            left = max(0.1, deadline - time.monotonic())
+            try:
+                with _call(address, min(5.0, left)) as connection:
+                    connection.sendall(token)
+                    if _arrives(listener, token, min(2.0, left)):
+                        return
+                why = "another host answers there"
+            except OSError as error:
+                why = _why_not_reached(error)
+            if time.monotonic() > deadline:
+                raise RendezvousError(
+                    f"{cluster.task}'s own address {address} does not lead to this process after {limit:g} s: {why}; "
+                    "give the task an address of this host, in every process of the job"
+                )
+            if time.monotonic() > next_log:
+                _log.warning("%s cannot be reached at its own address %s: %s", cluster.task, address, why)
+                next_log = time.monotonic() + _QUIET
+            time.sleep(0.1)
+
+
+def _arrives(listener: socket.socket, token: bytes, limit: float) -> bool:
+    """Does one of those who connect within `limit` seconds send the token?"""
+    deadline = time.monotonic() + limit
+    while (left := deadline - time.monotonic()) > 0:
+        with contextlib.suppress(OSError):
+            listener.settimeout(left)
+            caller, _ = listener.accept()
+            with caller:
+                caller.settimeout(min(left, 0.5))  # a stranger may send nothing
+                if caller.recv(len(token), socket.MSG_WAITALL) == token:
+                    return True
+    return False
+
+
+def _call(address: str, limit: float) -> socket.socket:
+    """Connects to "host:port" within `limit` seconds for each address of the host; raises an OSError."""
+    host, _, port = address.rpartition(":")
+    return socket.create_connection((host.strip("[]"), int(port)), timeout=limit)
+
+
+def _why_not_reached(error: OSError) -> str:
+    return "no such host" if isinstance(error, socket.gaierror) else (error.strerror or str(error)).lower()
 
 
 def wait_for_leader(cluster: Cluster, leader: Task, limit: float = START_TIMEOUT) -> TaskConnection:

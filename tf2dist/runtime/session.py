@@ -17,7 +17,7 @@ from tf2dist.cluster.roles import Role, followers_of, leader_of, role_of
 from tf2dist.cluster.spec import Cluster, Task
 from tf2dist.cluster.strategies import check_strategy
 from tf2dist.cluster.task_monitor import FollowerMonitor, LeaderMonitor
-from tf2dist.errors import START_AGAIN
+from tf2dist.errors import START_AGAIN, UsageError
 from tf2dist.runtime import failure_line, tensorflow_import
 from tf2dist.runtime.failure_reporter import FailureReporter
 from tf2dist.runtime.logging_setup import log_to_stderr_by_default, quiet_tensorflow
@@ -101,6 +101,11 @@ class Session(FailureReporter):
         """
         return self._monitor.calls.one() if self._monitor and self.role is Role.PEER else contextlib.nullcontext()
 
+    @property
+    def has_met_others(self) -> bool:
+        """Whether this process has met the other tasks of its job, which is done once in a process."""
+        return self._monitor is not None
+
     def monitor_with(self, monitor: LeaderMonitor | FollowerMonitor) -> None:
         """Sets the monitor that notices the loss of other tasks."""
         self._monitor = monitor
@@ -149,6 +154,15 @@ def _begin(session: Session) -> Session:
     return session
 
 
+def _check_first() -> None:
+    """Raises a UsageError if this process has taken its place in a cluster: its port is taken, by itself."""
+    if _current.cluster is not None and _current.has_met_others:
+        raise UsageError(
+            f"this process is {_current.cluster.task} of a job already; call tf2dist.join or tf2dist.connect once, and "
+            "hand on the strategy that join returned"
+        )
+
+
 def join(
     name: str,
     *,
@@ -162,7 +176,7 @@ def join(
     A server (a ps, or a worker that a coordinator leads) serves inside of this call and the process exits when the
     job is done, so what follows in the script runs only in processes that run a loop, and in an evaluator. Without a
     cluster "one", "mirrored" and "central" just work; with one of several tasks, each of which would train by itself,
-    they are refused.
+    they are refused. A process takes its place in a cluster once; alone it may call this again, for another strategy.
 
     Args:
       name: one of `tf2dist.STRATEGIES`.
@@ -176,13 +190,16 @@ def join(
     Raises:
       ClusterError: a cluster that cannot be, or does not fit the strategy, or a port in use.
       RendezvousError: a task that is missing after `start_timeout`, or was started differently.
-      UsageError: an unknown name, or `replicas` where a strategy has one replica a process.
+      UsageError: an unknown name, `replicas` where a strategy has one replica a process, or a second call in a
+        process of a cluster.
       ValueError: devices that are not there.
     """
     check_strategy(name, replicas)
     if cluster is None:  # also for strategies of one process: each task of a job would train by itself, unseen
         cluster = environments.from_environment()
     role = role_of(name, cluster)
+    if role in (Role.COORDINATOR, Role.PEER):
+        _check_first()
     limit = start_timeout or rendezvous.start_timeout()
     tensorflow_import.set_defaults()
     session = _begin(Session(cluster, role, start_timeout=limit, preemptible=preemptible))
@@ -230,6 +247,7 @@ def connect(cluster: Cluster | None = None, *, replicas: int | None = None, star
         return
     if cluster.task in others:
         serve_and_exit(cluster, limit, Preemption())
+    _check_first()
     session = _begin(Session(cluster, Role.COORDINATOR, start_timeout=limit))
     rendezvous.check_port_free(cluster)
     policy = LossPolicy.of(cluster, has_servers=False)
