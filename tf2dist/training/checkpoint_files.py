@@ -93,6 +93,7 @@ def _write_files(model: keras.Model, progress: SavedProgress, directory: str) ->
     model.save_weights(weights)
     state = {
         "global_step": progress.global_step,
+        "steps_per_epoch": progress.steps_per_epoch,
         "metric_sums": [np.asarray(t).tolist() for t in progress.metric_sums],
         "seed_states": [v.numpy().tolist() for v in seed_states(model)],
         "shapes": shapes_of(model),
@@ -157,7 +158,9 @@ def read_checkpoint(model: keras.Model, path: str) -> SavedProgress:
             state = json.load(file)
         step = state["global_step"] if "global_step" in state else state["position"]  # as it was called at first
         sums = state["metric_sums"] if "metric_sums" in state else state["totals"]
-        progress, shapes = SavedProgress(int(step), [np.asarray(t, np.float64) for t in sums]), state["shapes"]
+        length = state.get("steps_per_epoch")  # older ones have none
+        progress = SavedProgress(int(step), [np.asarray(t, np.float64) for t in sums], length)
+        shapes = state["shapes"]
         if state.get("weights_sha256", found := _sha256(weights)) != found:  # older ones have none
             raise DamagedError(f"{_WEIGHTS} is not what was written")
         check_shapes(model, shapes, path)

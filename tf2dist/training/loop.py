@@ -89,7 +89,7 @@ class TrainingLoop:
           validation_freq: validate after so many epochs, or after these, counted from 1.
         """
         model, callbacks = self._model, self._callbacks
-        start, sums = self._begin(first_epoch)
+        start, sums = self._begin(first_epoch, epochs)
         self._state.set_start(start)
         self._data.end_epoch()
         stream = self._dispatcher.open_stream(self._data, start)
@@ -128,7 +128,7 @@ class TrainingLoop:
                 break
         return logs
 
-    def _begin(self, first_epoch: int) -> tuple[int, MetricSums | None]:
+    def _begin(self, first_epoch: int, epochs: int) -> tuple[int, MetricSums | None]:
         """The global step to begin at, and the metric sums of an epoch that an earlier job has left unfinished."""
         model, strategy = self._model, self._prepared.strategy
         forget_initial_epoch(model)
@@ -139,7 +139,7 @@ class TrainingLoop:
             collectives.broadcast_variables(strategy, restored_variables(model))
         start, sums = int(first) * self._steps_per_epoch, None
         for checkpoint in self._checkpoints:
-            found = checkpoint.begin(self._state, start)
+            found = checkpoint.begin(self._state, start, epochs)
             if found is not None:
                 start, sums = found.global_step, MetricSums(self._step)
                 if found.global_step % self._steps_per_epoch and not sums.take_up(found.metric_sums):

@@ -17,10 +17,12 @@ class SavedProgress:
     Attributes:
       global_step: updates since epoch 0.
       metric_sums: of its epoch so far, f64; zeros at the beginning of an epoch.
+      steps_per_epoch: updates in an epoch of that training; None if it is not known.
     """
 
     global_step: int
     metric_sums: list[np.ndarray]
+    steps_per_epoch: int | None = None
 
 
 class TrainingState:
@@ -47,7 +49,7 @@ class TrainingState:
         self.model = model
         self.changes_at_the_end = changes_at_the_end
         self.strategy = strategy
-        self._steps_per_epoch = steps_per_epoch
+        self.steps_per_epoch = steps_per_epoch
         self._zero_sums = [np.asarray(z, np.float64) for z in zero_sums]
         self._global_step = global_step
         self._epoch_sums = self._zero_sums
@@ -79,4 +81,5 @@ class TrainingState:
     def progress(self) -> SavedProgress:
         """What to save now."""
         step = self.global_step
-        return SavedProgress(step, self._epoch_sums if step % self._steps_per_epoch else self._zero_sums)
+        sums = self._epoch_sums if step % self.steps_per_epoch else self._zero_sums
+        return SavedProgress(step, sums, self.steps_per_epoch)
