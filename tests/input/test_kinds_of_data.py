@@ -176,6 +176,16 @@ def test_validation_as_keras_asks_for_it(strategy):
     assert history["val_loss"][-1] == pytest.approx(tf2dist.evaluate(model, data(), return_dict=True)["loss"], rel=1e-5)
 
 
+class Matrix:
+    """Like one of SciPy: it yields its rows."""
+
+    def __iter__(self):
+        return iter([[self]])
+
+    def tocoo(self):
+        return self
+
+
 @pytest.mark.parametrize(
     ("rows", "arguments", "message"),
     [
@@ -183,6 +193,14 @@ def test_validation_as_keras_asks_for_it(strategy):
         ("dataset", {"batch_size": 4}, "batch_size is for arrays"),
         ("examples", {"batch_size": 4}, f"tf2dist.Examples come in batches of {BATCH}, found batch_size=4"),
         ("dataset", {"class_weight": {0.5: 1.0}}, "class_weight must map classes 0, 1, ... to weights"),
+        ("dataset", {"class_weight": {"a": 1.0}}, "class_weight must map classes 0, 1, ... to weights"),
+        ("dataset", {"class_weight": {0: "a"}}, "class_weight must map classes 0, 1, ... to weights"),
+        ("arrays", {"batch_size": 2.5}, "batch_size must be a whole number, found 2.5"),
+        ("arrays", {"validation_data": (*data(),), "validation_batch_size": 2.5}, "batch_size must be a whole number"),
+        ("arrays", {"seed": None}, "seed must be a whole number, found None"),
+        ("generator", {"seed": "a"}, "seed must be a whole number, found 'a'"),
+        ("matrix", {}, "sparse matrices come in batches"),
+        ("matrix and labels", {"batch_size": 4}, "sparse matrices come in batches"),
         ("dataset", {"validation_data": "rows"}, "found str"),
         ("empty", {}, "endless or empty"),
         ("empty_unknown", {"steps_per_epoch": 3}, "ran out early"),
@@ -202,6 +220,9 @@ def test_data_that_cannot_be_used(tf, rows, arguments, message):
         "empty": dataset.take(0),
         "empty_unknown": dataset.filter(lambda x, y: False),
         "generator": iter([(x, y)]),
+        "arrays": (x, y),
+        "matrix": Matrix(),
+        "matrix and labels": (Matrix(), y),
         "object": object(),
         "columns": (x[:, :5], y),
         "labels": (x, np.stack([y, y, y], 1)),

@@ -78,6 +78,7 @@ def test_as_keras(results, expected, job, kind):
     assert found["updates"] == 3 * STEPS
     assert found["calls"] == (calls if kind.startswith("PyDataset") else None)
     assert np.shape(found["predicted"]) == (103, 3)
+    np.testing.assert_allclose(found["predicted"], found["outputs"], rtol=1e-4, atol=1e-5)
     if job == "ps":
         assert np.all(np.diff(found["history"]["loss"]) < 0)
         return

@@ -15,7 +15,7 @@ update, out = sys.argv[2], pathlib.Path(sys.argv[3])
 import numpy as np  # noqa: E402
 
 from tests.input.python_kinds import KINDS, STEPS, Rows, batches, composite, datasets  # noqa: E402
-from tests.models import OPTIMIZERS, classifier  # noqa: E402
+from tests.models import OPTIMIZERS, classifier, data  # noqa: E402
 
 options = tf2dist.ParameterServer(update) if sys.argv[1] == "ps" else None
 leads = sys.argv[1] == "ps" or strategy.cluster_resolver.task_id == 0
@@ -37,6 +37,7 @@ for kind, make in {**KINDS, **datasets()}.items():
         "updates": tf2dist.updates(model),
         "evaluated": tf2dist.evaluate(model, make(), steps=STEPS if endless else None),
         "predicted": np.asarray(tf2dist.predict(model, make(), steps=STEPS if endless else None)).tolist(),
+        "outputs": np.asarray(model(data()[0])).tolist(),
     }
 for kind in {"ragged", "sparse"}.intersection(asked):
     dataset, compiled = composite(kind)

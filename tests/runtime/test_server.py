@@ -4,10 +4,11 @@ import logging
 
 from tf2dist.cluster.spec import Cluster, Task
 from tf2dist.runtime import server
+from tf2dist.runtime.preemption import Preemption
 
 
 def test_a_fault_in_the_server_of_worker_0_is_logged(monkeypatch, caplog, capfd):
-    def fail(cluster, limit):
+    def fail(cluster, limit, preemption):
         raise RuntimeError(f"no server for {cluster.task}")
 
     ended = []
@@ -20,7 +21,7 @@ def test_a_fault_in_the_server_of_worker_0_is_logged(monkeypatch, caplog, capfd)
     monkeypatch.delitem(server.sys.modules, "tensorflow", raising=False)  # which the tests have used
     cluster = Cluster({"worker": ("a:1",), "ps": ("b:1",)}, Task("worker", 0))
     with caplog.at_level(logging.INFO, "tf2dist"):
-        server.fork_worker_0_server(cluster, 1.0)
+        server.fork_worker_0_server(cluster, 1.0, Preemption())
     assert ended == [1]
     assert "RuntimeError: no server for worker 0" in caplog.text
     assert capfd.readouterr() == ("", "")

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
@@ -65,6 +66,7 @@ class Examples(ReadByTensorFlow):
         (self.rows,) = lengths
         if not self.rows:
             raise UsageError("the data is empty: the arrays have no rows")
+        batch_size, seed = whole_number("batch_size", batch_size), whole_number("seed", seed)
         if batch_size < 1:
             raise UsageError(f"batch_size must be at least 1, found {batch_size}")
         self.batch_size = batch_size
@@ -209,6 +211,14 @@ def _map_in_order(numbers: tf.data.Dataset[Any], make: Callable[[tf.Tensor], Any
     """`make` of each number, computed by several threads and kept in order."""
     made = numbers.map(make, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     return without_rewriting(made).prefetch(tf.data.AUTOTUNE)
+
+
+def whole_number(name: str, value: Any) -> int:
+    """Returns an argument as an int. Raises UsageError for what is none, also for 2.0, as Keras does."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise UsageError(f"{name} must be a whole number, found {value!r}") from None
 
 
 def as_x_y_weight(arrays: Any) -> tuple[Any, ...]:

@@ -27,12 +27,16 @@ class ClassWeight:
         """From a dictionary as `keras.Model.fit` takes it.
 
         Raises:
-          ValueError: a key that is no class.
+          ValueError: a key that is no class, or a value that is no number.
         """
-        wrong = [key for key in weights if int(key) != key or key < 0]
+        try:
+            wrong = any(isinstance(key, str) or int(key) != key or key < 0 for key in weights)
+            found = () if wrong else tuple(float(weights.get(c, 1.0)) for c in range(int(max(weights)) + 1))
+        except (TypeError, ValueError, OverflowError):
+            wrong, found = True, ()
         if wrong:
             raise UsageError(f"class_weight must map classes 0, 1, ... to weights, found {weights!r}")
-        return cls(tuple(float(weights.get(c, 1.0)) for c in range(int(max(weights)) + 1)))
+        return cls(found)
 
     def __call__(self, *batch):
         x, labels, weight = keras.utils.unpack_x_y_sample_weight(batch)

@@ -106,7 +106,7 @@ class DataAdapter(Protocol):
         ...
 
     def end_epoch(self) -> None:
-        """Called when it has read them; and once before all of them, as Keras does."""
+        """Called when it has read them; and once before a training or an evaluation, as Keras does."""
         ...
 
     def allow(self, batches: int) -> None:

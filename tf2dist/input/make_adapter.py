@@ -11,13 +11,13 @@ import numpy as np
 import tensorflow as tf
 
 from tf2dist.errors import UsageError
-from tf2dist.input.array_adapter import DEFAULT_BATCH_SIZE, Examples
+from tf2dist.input.array_adapter import DEFAULT_BATCH_SIZE, Examples, whole_number
 from tf2dist.input.class_weight import ClassWeight
 from tf2dist.input.data_adapter import FiniteDataAdapter
 from tf2dist.input.dataset_adapter import DatasetAdapter
 from tf2dist.input.input_function_adapter import InputFunctionAdapter
 from tf2dist.input.python_adapter import PythonAdapter
-from tf2dist.input.python_source import PythonSource, is_python_source
+from tf2dist.input.python_source import PythonSource, is_python_source, is_sparse_matrix
 
 _ADAPTERS = (Examples, DatasetAdapter, InputFunctionAdapter, PythonAdapter)
 
@@ -45,6 +45,7 @@ def make_data_adapter(
     Raises:
       ValueError: for data of an unknown kind, and for a `batch_size` that is missing or contradicts the data's own.
     """
+    seed = whole_number("seed", seed)
     if isinstance(data, Examples) and batch_size not in (None, data.batch_size):
         raise UsageError(
             f"batch_size is for plain arrays; these tf2dist.Examples come in batches of {data.batch_size}, found "
@@ -62,6 +63,11 @@ def make_data_adapter(
         adapter = PythonAdapter(PythonSource(data, seed), steps, shuffle=bool(shuffle))
     elif callable(data):
         adapter = InputFunctionAdapter(data)
+    elif any(is_sparse_matrix(leaf) for leaf in tf.nest.flatten(data)):
+        raise UsageError(
+            "sparse matrices come in batches, from a tf.data.Dataset of tf.SparseTensor or from a PyDataset, a "
+            f"generator or another iterable that yields them, found {_kind_of(data)}"
+        )
     else:
         raise UsageError(
             "data must be a tf.data.Dataset, a tuple of arrays (x, y), tf2dist.Examples, a PyDataset, a generator or "

@@ -30,9 +30,14 @@ def is_python_source(data: Any) -> bool:
     if isinstance(data, keras.utils.PyDataset):
         return True
     others = (str, bytes, tuple, list, set, frozenset, Mapping, np.ndarray, tf.Tensor, tf.data.Dataset)
-    if isinstance(data, others) or hasattr(data, "__array__") or tf.is_tensor(data):
+    if isinstance(data, others) or hasattr(data, "__array__") or tf.is_tensor(data) or is_sparse_matrix(data):
         return False
     return isinstance(data, Iterable)
+
+
+def is_sparse_matrix(value: Any) -> bool:
+    """Whether it is one of SciPy, whose iterator yields its rows."""
+    return hasattr(value, "tocoo")
 
 
 class PythonSource:
@@ -293,7 +298,7 @@ def _as_leaf(value: Any) -> Any:
     """A NumPy array, or a ragged or sparse tensor."""
     if isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
         return value
-    if hasattr(value, "tocoo"):  # of SciPy
+    if is_sparse_matrix(value):
         matrix = value.tocsr().sorted_indices().tocoo()
         return tf.SparseTensor(np.stack([matrix.row, matrix.col], 1).astype(np.int64), matrix.data, matrix.shape)
     if hasattr(value, "detach"):  # of torch, perhaps on another device

@@ -29,7 +29,7 @@ class ShardedEmbedding(keras.layers.Layer):
     """`keras.layers.Embedding` with its table cut into shards: row i is row `i // shards` of shard `i % shards`.
 
     Neighbours are on different servers, so that a vocabulary in the order of frequency keeps all of them equally
-    busy. Forward values, gradients and updates are those of `keras.layers.Embedding` with the same table. A gradient
+    busy. Forward values and gradients are those of `keras.layers.Embedding` with the same table. A gradient
     is a `tf.IndexedSlices` for each shard, with every row that the batch uses in it once, its summed
     gradient: so optimizers that square gradients (Adagrad, Adam, RMSprop) are right about ids that a batch holds
     several times, where slices with repeated rows would have them add up squares instead of squaring sums. Where

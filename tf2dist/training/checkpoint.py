@@ -77,12 +77,13 @@ class Checkpoint(keras.callbacks.Callback):
         self._stopped_at: int | None = None  # the step of a training that is over, since a callback has stopped it
         self._damaged: list[str] = []  # to be set aside
 
-    def begin(self, state: TrainingState, start: int) -> SavedProgress | None:
+    def begin(self, state: TrainingState, start: int, epochs: int) -> SavedProgress | None:
         """Restores the newest checkpoint into the model. Called by `fit`, in every peer.
 
         Args:
           state: of the training.
           start: the global step at which it begins without a checkpoint.
+          epochs: number of the epoch after the last one; where nothing is left to train, it is said.
 
         Returns:
           What was restored; None if there is no checkpoint, or only one of an earlier step than `start`.
@@ -94,7 +95,7 @@ class Checkpoint(keras.callbacks.Callback):
         found, step = None, -1
         if self._writes:
             checkpoint_files.discard_unfinished(self.directory)
-            found = self._restore_newest(state, start)
+            found = self._restore_newest(state, start, epochs)
             step = -1 if found is None else found.global_step
             if found is not None and read_stopped_at(self.directory) == step:
                 found = dataclasses.replace(found, is_over=True)
@@ -113,7 +114,7 @@ class Checkpoint(keras.callbacks.Callback):
         self._saved_in_epoch = restored.ends_epoch, restored.stops
         return restored
 
-    def _restore_newest(self, state: TrainingState, start: int) -> SavedProgress | None:
+    def _restore_newest(self, state: TrainingState, start: int, epochs: int) -> SavedProgress | None:
         self._damaged = []
         for path in reversed(checkpoint_files.list_checkpoints(self.directory)):
             try:
@@ -121,10 +122,15 @@ class Checkpoint(keras.callbacks.Callback):
                 if step < start:
                     _log.warning("%s is of step %d, and training begins at %d: it is not restored", path, step, start)
                     return None
-                return checkpoint_files.read_checkpoint(state.model, path)
+                found = checkpoint_files.read_checkpoint(state.model, path)
             except checkpoint_files.DamagedError as error:
-                _log.warning("tf2dist: %s is damaged (%s); trying the one before", path, error)
+                _log.warning("tf2dist: %s is damaged (%s), and is not used", path, error)
                 self._damaged.append(path)
+                continue
+            _say_where_it_goes_on(path, found, state.steps_per_epoch, epochs)
+            return found
+        if self._damaged:
+            _log.warning("tf2dist: no whole checkpoint is left in %s: training begins anew", self.directory)
         return None
 
     def is_due(self) -> bool:
@@ -211,3 +217,19 @@ class Checkpoint(keras.callbacks.Callback):
         session.current().preemption.forget(self.preempted)
         if self._status is not None:
             self._status.end(status)
+
+
+def _say_where_it_goes_on(path: str, found: SavedProgress, steps_per_epoch: int, epochs: int) -> None:
+    """Logs what a user may not expect of the training that goes on from this checkpoint."""
+    step, theirs = found.global_step, found.steps_per_epoch
+    if theirs is not None and theirs != steps_per_epoch:
+        _log.warning(
+            "tf2dist: %s is of epochs of %d updates, and this training has %d in each, as with another batch size or "
+            "other data: it goes on at update %d, which is in epoch %d here and was in epoch %d",
+            path, theirs, steps_per_epoch, step, step // steps_per_epoch + 1, step // theirs + 1,
+        )  # fmt: skip
+    if step >= epochs * steps_per_epoch:
+        _log.info(
+            "tf2dist: the training is complete: %s is of update %d, and %d epochs of %d updates were to be made; "
+            "nothing is trained", path, step, epochs, steps_per_epoch,
+        )  # fmt: skip

@@ -93,6 +93,7 @@ def _write_files(model: keras.Model, progress: SavedProgress, directory: str) ->
     model.save_weights(weights)
     state = {
         "global_step": progress.global_step,
+        "steps_per_epoch": progress.steps_per_epoch,
         "metric_sums": [np.asarray(t).tolist() for t in progress.metric_sums],
         "ends_epoch": progress.ends_epoch,
         "stops": progress.stops,
@@ -161,7 +162,8 @@ def read_checkpoint(model: keras.Model, path: str) -> SavedProgress:
         sums = state["metric_sums"] if "metric_sums" in state else state["totals"]
         sums = [np.asarray(t, np.float64) for t in sums]
         in_epoch = bool(state.get("ends_epoch")), bool(state.get("stops"))  # older ones have neither
-        progress, shapes = SavedProgress(int(step), sums, *in_epoch), state["shapes"]
+        progress = SavedProgress(int(step), sums, state.get("steps_per_epoch"), *in_epoch)  # nor that
+        shapes = state["shapes"]
         if state.get("weights_sha256", found := _sha256(weights)) != found:  # older ones have none
             raise DamagedError(f"{_WEIGHTS} is not what was written")
         check_shapes(model, shapes, path)

@@ -112,7 +112,7 @@ class TrainingLoop:
           Preempted: the job was asked to stop, and a `Checkpoint` has saved it.
         """
         model, callbacks = self._model, self._callbacks
-        start = self._begin(first_epoch)
+        start = self._begin(first_epoch, epochs)
         self._state.set_start(start.step)
         self._data.end_epoch()
         stream = self._dispatcher.open_stream(self._data, start.step)
@@ -155,7 +155,7 @@ class TrainingLoop:
                 break
         return logs
 
-    def _begin(self, first_epoch: int) -> _Start:
+    def _begin(self, first_epoch: int, epochs: int) -> _Start:
         """Restores what an earlier job has left, and says where to begin."""
         model, strategy = self._model, self._prepared.strategy
         forget_initial_epoch(model)
@@ -166,7 +166,7 @@ class TrainingLoop:
             collectives.broadcast_variables(strategy, restored_variables(model))
         start = _Start(int(first) * self._steps_per_epoch, int(first))
         for checkpoint in self._checkpoints:
-            found = checkpoint.begin(self._state, start.step)
+            found = checkpoint.begin(self._state, start.step, epochs)
             if found is None:
                 continue
             sums = MetricSums(self._step)

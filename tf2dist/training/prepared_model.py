@@ -135,7 +135,6 @@ class PreparedModel:
     @contextlib.contextmanager
     def _one_pass(self, data: FiniteDataAdapter) -> Iterator[None]:
         """Begins and ends one pass over the data, and closes it after an error."""
-        data.end_epoch()
         data.begin_epoch()
         try:
             with model_validation.data_may_fail(data):
@@ -166,6 +165,7 @@ class PreparedModel:
         callbacks.on_test_begin()
         sums, wanted = MetricSums(step), needs_batch_logs(self.strategy, callbacks, "evaluation")
         batches = 0
+        data.end_epoch()  # as Keras does before training and evaluation, and not before prediction
         with self._one_pass(data):
             for more, their_sums in self.dispatcher.evaluate(step, data, one_by_one=one_by_one):
                 callbacks.on_test_batch_begin(batches)

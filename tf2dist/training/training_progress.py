@@ -17,6 +17,7 @@ class SavedProgress:
     Attributes:
       global_step: updates since epoch 0.
       metric_sums: of its epoch so far, f64; zeros at the beginning of an epoch.
+      steps_per_epoch: updates in an epoch of that training; None if it is not known.
       ends_epoch: was the last step of an epoch made, and the epoch not ended? Its validation and its callbacks are to
         come.
       stops: has a callback stopped the training in this epoch, which is not ended?
@@ -25,6 +26,7 @@ class SavedProgress:
 
     global_step: int
     metric_sums: list[np.ndarray]
+    steps_per_epoch: int | None = None
     ends_epoch: bool = False
     stops: bool = False
     is_over: bool = False
@@ -54,7 +56,7 @@ class TrainingState:
         self.model = model
         self.changes_at_the_end = changes_at_the_end
         self.strategy = strategy
-        self._steps_per_epoch = steps_per_epoch
+        self.steps_per_epoch = steps_per_epoch
         self._zero_sums = [np.asarray(z, np.float64) for z in zero_sums]
         self._global_step = global_step
         self._epoch_sums = self._zero_sums
@@ -86,5 +88,5 @@ class TrainingState:
     def progress(self, *, ends_epoch: bool = False, stops: bool = False) -> SavedProgress:
         """What to save now; the arguments as in `SavedProgress`."""
         step = self.global_step
-        under_way = ends_epoch or step % self._steps_per_epoch
-        return SavedProgress(step, self._epoch_sums if under_way else self._zero_sums, ends_epoch, stops)
+        sums = self._epoch_sums if ends_epoch or step % self.steps_per_epoch else self._zero_sums
+        return SavedProgress(step, sums, self.steps_per_epoch, ends_epoch, stops)
