@@ -15,7 +15,7 @@ LIGHT_ROOMS = ("tf2dist/system", "tf2dist/cluster", "tf2dist/launch", "tf2dist/m
 # And what they need of the other rooms.
 LIGHT = [
     "tf2dist",
-    "tf2dist.command_line",
+    "tf2dist.__main__",
     "tf2dist.errors",
     "tf2dist.doctor",
     "tf2dist.runtime.tensorflow_import",
@@ -32,7 +32,7 @@ LIGHT = [
     "tf2dist.data.tfrecord.__main__",
     "tf2dist.convert_checkpoint",
     "tf2dist.convert_checkpoint.find",
-    "tf2dist.convert_checkpoint.names",
+    "tf2dist.convert_checkpoint.match_variables",
     "tf2dist.convert_checkpoint.__main__",
     "trainers.common.shared_flags",
     "trainers.common.training_flags",
@@ -128,7 +128,7 @@ def test_the_import_finder_sees_every_form(tmp_path):
 
 # Modules of other rooms that are named in strings, where a contract does not see them, and why.
 NAMED = {
-    "tf2dist.command_line": "the commands, each imported when it is called",
+    "tf2dist.__main__": "the commands, each imported when it is called",
     "tf2dist.launch.backends.local": "what the fork server imports once for all processes of a job",
     "tf2dist.launch.user_program": "a user's program that has joined the job: its session explains how it failed",
 }

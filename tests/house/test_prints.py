@@ -10,7 +10,7 @@ import pytest
 from tests.house.source import ROOT, dotted, modules, parsed
 
 # Commands, which talk to the person who runs them.
-COMMANDS = ("tf2dist.command_line", "tf2dist.launch", "tf2dist.doctor")
+COMMANDS = ("tf2dist.__main__", "tf2dist.launch", "tf2dist.doctor")
 HOOKS = ("sys.excepthook", "sys.unraisablehook", "threading.excepthook", "sys.stdout", "sys.stderr")
 LEVELS = ("setLevel", "set_verbosity", "basicConfig", "disable")
 PRINTING = (

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tf2dist import command_line
+from tf2dist import __main__ as command
 
 
 @pytest.mark.parametrize(
@@ -43,9 +43,9 @@ def test_a_wrong_command_gets_one_line(command):
 
 @pytest.mark.parametrize("argument", ["-h", "--help"])
 def test_help_on_a_command_without_arguments(argument, capsys):
-    assert command_line.main(["version", argument]) == 0
+    assert command.main(["version", argument]) == 0
     assert capsys.readouterr().out.startswith("usage: tf2dist version\n")
-    assert command_line.main(["version", argument, "more"]) == 2
+    assert command.main(["version", argument, "more"]) == 2
 
 
 # What is printed has a character that ASCII has not, and is more than a pipe holds.

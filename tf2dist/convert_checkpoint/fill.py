@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from tf2dist.compat.model import layers_of
-from tf2dist.convert_checkpoint import ConvertError, names
+from tf2dist.convert_checkpoint import ConvertError, match_variables
 from tf2dist.convert_checkpoint.read import Checkpoint
 from tf2dist.layers.sharded_embedding import ShardedEmbedding
 
@@ -27,7 +27,7 @@ class Place:
     """
 
     path: str
-    shape: names.Shape
+    shape: match_variables.Shape
     variables: list[Any]
     is_table: bool = False
 
@@ -55,7 +55,7 @@ def fill(
     Args:
       model: built.
       prefix: of the checkpoint, as "DIR/model.ckpt-1000".
-      given: names in the checkpoint by the paths of the model's variables; for others, `names.match` decides.
+      given: names in the checkpoint by the paths of the model's variables; for others, `match_variables.match` decides.
       averages: take the moving averages as the weights.
       lookup: "mod" or "div": how `tf.nn.embedding_lookup` was told to look up rows of partitioned tables.
 
@@ -66,9 +66,9 @@ def fill(
         raise ConvertError(f"the model {getattr(model, 'name', model)!r} has no weights yet; give it an Input")
     checkpoint = Checkpoint(prefix)
     places = {place.path: place for place in _places(model)}
-    found = {n: s for n, s in checkpoint.shapes.items() if not names.is_slot(n, checkpoint.shapes)}
+    found = {n: s for n, s in checkpoint.shapes.items() if not match_variables.is_slot(n, checkpoint.shapes)}
     candidates = {n: s for n, s in found.items() if n not in _COUNTS}
-    matches = names.match({path: place.shape for path, place in places.items()}, candidates, given)
+    matches = match_variables.match({path: place.shape for path, place in places.items()}, candidates, given)
 
     if wrong := [(path, pair.name) for path, pair in matches.items() if checkpoint.dtypes[pair.name] == "string"]:
         raise ConvertError(

@@ -228,7 +228,7 @@ def _say_where_it_goes_on(path: str, found: SavedProgress, steps_per_epoch: int,
             "other data: it goes on at update %d, which is in epoch %d here and was in epoch %d",
             path, theirs, steps_per_epoch, step, step // steps_per_epoch + 1, step // theirs + 1,
         )  # fmt: skip
-    if step >= epochs * steps_per_epoch:
+    if step >= epochs * steps_per_epoch and not found.ends_epoch:  # whose end is to come
         _log.info(
             "tf2dist: the training is complete: %s is of update %d, and %d epochs of %d updates were to be made; "
             "nothing is trained", path, step, epochs, steps_per_epoch,

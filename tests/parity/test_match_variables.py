@@ -3,7 +3,7 @@
 import pytest
 
 from tf2dist.convert_checkpoint import ConvertError
-from tf2dist.convert_checkpoint.names import match
+from tf2dist.convert_checkpoint.match_variables import match
 
 TWO = {"encoder/dense/kernel": (4, 4), "dense/kernel": (4, 4)}
 
