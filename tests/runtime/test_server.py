@@ -19,6 +19,10 @@ def test_a_fault_in_the_server_of_worker_0_is_logged(monkeypatch, caplog, capfd)
     monkeypatch.setattr(server, "serve_and_exit", fail)
     monkeypatch.setattr(server, "exit_now", ended.append)
     monkeypatch.delitem(server.sys.modules, "tensorflow", raising=False)  # which the tests have used
+    log = logging.getLogger("tf2dist")  # as it is, whatever a test before has set up in this process
+    monkeypatch.setattr(log, "handlers", [])
+    monkeypatch.setattr(log, "propagate", True)
+    monkeypatch.delenv("TF2DIST_PREEMPTIBLE", raising=False)
     cluster = Cluster({"worker": ("a:1",), "ps": ("b:1",)}, Task("worker", 0))
     with caplog.at_level(logging.INFO, "tf2dist"):
         server.fork_worker_0_server(cluster, 1.0, Preemption())
