@@ -344,6 +344,7 @@ CUT_OFF = {
 def test_a_node_that_is_cut_off_in_the_middle(nodes, submit, tmp_path, strategy):
     """Slurm or the tasks themselves end the job, whoever notices first."""
     arguments, cut, lost = CUT_OFF[strategy]
+    arguments = [*arguments, "--max_requeues=0"]  # else Slurm queues it again, and it waits for the node
     job = submit(*arguments, "--", *MNIST, f"--strategy={strategy}", "--epochs=100000")
     under_way(job, tmp_path)
     with nodes.cut_off(cut):
@@ -373,7 +374,7 @@ def test_a_worker_whose_node_is_cut_off_is_done_without(nodes, submit, patient, 
 @slow
 @limit
 def test_a_server_whose_node_is_cut_off_is_named(nodes, submit, patient, tmp_path):
-    job = submit("--nodes=3", "--ps=1", "--workers=2", "--", *MNIST, "--epochs=100000")
+    job = submit("--nodes=3", "--ps=1", "--workers=2", "--max_requeues=0", "--", *MNIST, "--epochs=100000")
     under_way(job, tmp_path)
     with nodes.cut_off("d"):
         status, said = job.finish(240)

@@ -65,7 +65,11 @@ class SlurmBackend:
             "most a quarter of it; 0 for never, as for a program that saves nothing (default: 120)",
         )
         group.add_argument(
-            "--max_requeues", type=int, default=100, metavar="N", help="after preemptions (default: 100)"
+            "--max_requeues",
+            type=int,
+            default=100,
+            metavar="N",
+            help="after preemptions (default: 100); with 0 Slurm does not queue the job again when it loses a node either",
         )
         group.add_argument("--python", default=sys.executable, metavar="PATH", help="of every node (default: this one)")
         group.add_argument("--sbatch", action="append", default=[], metavar="OPTION", help="any other option of sbatch")
