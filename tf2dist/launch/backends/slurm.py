@@ -69,7 +69,7 @@ class SlurmBackend:
             type=int,
             default=100,
             metavar="N",
-            help="after preemptions (default: 100); with 0 Slurm does not queue the job again when it loses a node either",
+            help="after preemptions (default: 100); with 0 not after the loss of a node either",
         )
         group.add_argument("--python", default=sys.executable, metavar="PATH", help="of every node (default: this one)")
         group.add_argument("--sbatch", action="append", default=[], metavar="OPTION", help="any other option of sbatch")
