@@ -4,8 +4,10 @@ import functools
 import json
 import logging
 import os
+import socket
 import subprocess
 import threading
+import time
 
 import keras
 import numpy as np
@@ -156,6 +158,16 @@ def test_other_batches_in_an_epoch_are_said(tf, tmp_path, caplog):
     assert f"checkpoint-{3 * STEPS} is of epochs of {STEPS} updates" in said
     assert f"has {-(-STEPS // 2)}" in said
     assert tf2dist.updates(model) == 3 * STEPS
+
+
+def test_more_updates_in_the_only_epoch_are_not_said(tf, tmp_path, caplog):
+    """As a training without end counts them, which goes on to a later update."""
+    strategy = tf2dist.make_strategy("one")
+    fit(strategy, tf2dist.Checkpoint(tmp_path), epochs=1, steps_per_epoch=4)
+    with caplog.at_level(logging.WARNING, "tf2dist"):
+        model, _ = fit(strategy, tf2dist.Checkpoint(tmp_path), epochs=1, steps_per_epoch=STEPS)
+    assert not caplog.records
+    assert tf2dist.updates(model) == STEPS
 
 
 @pytest.mark.parametrize(("every", "keep", "left"), [(5, 3, [15, 20, 21]), (7, 2, [14, 21]), (100, 3, [21])])
@@ -583,6 +595,31 @@ def test_an_evaluator_evaluates_again_what_was_replaced(tmp_path, monkeypatch):
     assert next(found) == str(path)
     training_status.write_status(str(tmp_path), "done")
     assert next(found, None) is None
+
+
+def test_two_trainings_in_one_directory_are_said(tmp_path, caplog, monkeypatch):
+    """By both, once; one alone, and one after another that was killed, say nothing."""
+    from tf2dist.training import training_status
+
+    monkeypatch.setattr(training_status, "STATUS_SECONDS", 0.01)
+    training_status.write_status(str(tmp_path), "training", writer="process 1 of a host that is gone")
+    with caplog.at_level(logging.WARNING, "tf2dist"):
+        ours = training_status.StatusUpdates(str(tmp_path))
+        time.sleep(0.5)
+        assert not caplog.records
+        monkeypatch.setattr(training_status.socket, "gethostname", lambda: "elsewhere")
+        theirs = training_status.StatusUpdates(str(tmp_path))
+        deadline = time.monotonic() + 30
+        while len(caplog.records) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        time.sleep(0.5)
+        ours.end("done")
+        theirs.end("done")
+    said = sorted(record.getMessage() for record in caplog.records)
+    assert len(said) == 2
+    assert f"of {socket.gethostname()} writes checkpoints to {tmp_path} too" in "".join(said)
+    assert f"process {os.getpid()} of elsewhere writes" in said[0] + said[1]
 
 
 def test_an_evaluator_has_a_name_for_each_number(tf):

@@ -203,7 +203,7 @@ class Checkpoint(keras.callbacks.Callback):
 
     def _note_preemption(self) -> None:
         """Says the same of a training that is over, whose program is not: what has stopped it holds in the next job."""
-        write_status(self.directory, "preempted", self._stopped_at)
+        write_status(self.directory, "preempted", stopped_at=self._stopped_at)
 
     def failed(self) -> None:
         """Says that training ended with an error; what was saved stays."""
@@ -222,7 +222,8 @@ class Checkpoint(keras.callbacks.Callback):
 def _say_where_it_goes_on(path: str, found: SavedProgress, steps_per_epoch: int, epochs: int) -> None:
     """Logs what a user may not expect of the training that goes on from this checkpoint."""
     step, theirs = found.global_step, found.steps_per_epoch
-    if theirs is not None and theirs != steps_per_epoch:
+    is_one_pass = epochs == 1 and theirs is not None and step <= theirs  # which only lasts longer now, or ends earlier
+    if theirs is not None and theirs != steps_per_epoch and not is_one_pass:
         _log.warning(
             "tf2dist: %s is of epochs of %d updates, and this training has %d in each, as with another batch size or "
             "other data: it goes on at update %d, which is in epoch %d here and was in epoch %d",

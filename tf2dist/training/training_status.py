@@ -1,15 +1,17 @@
 """`status.json` in a directory of checkpoints: whether the training that writes there goes on.
 
 An evaluator reads it. It holds "training", "done", "failed" or "preempted" (the job was asked to stop, and is to be
-started again), with a time that is updated every few seconds. Of a training that a callback had stopped, and that was
-over when its job was preempted, it also holds the step, for the next job must not go on with it.
+started again), with who wrote it, and a time that is updated every few seconds. Of a training that a callback had
+stopped, and that was over when its job was preempted, it also holds the step, for the next job must not go on with it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
+import socket
 import threading
 import time
 
@@ -17,6 +19,8 @@ from tf2dist.system.atomic_files import replacing
 
 STATUS_FILE = "status.json"
 STATUS_SECONDS = 5.0  # between two updates
+
+_log = logging.getLogger("tf2dist")
 
 
 def read_status(directory: str) -> tuple[str, float]:
@@ -39,24 +43,27 @@ def read_stopped_at(directory: str) -> int | None:
         return None
 
 
-def write_status(directory: str, state: str, stopped_at: int | None = None) -> None:
+def write_status(directory: str, state: str, *, stopped_at: int | None = None, writer: str = "") -> None:
     """Writes a state, with the time.
 
     Args:
       directory: of the checkpoints.
       state: "training", "done", "failed" or "preempted".
       stopped_at: see `read_stopped_at`.
+      writer: who says so; of two trainings that is not the same.
 
     Raises:
       OSError: the disk is full, say; the last status stays.
     """
-    status = {"state": state, "time": time.time()} | ({} if stopped_at is None else {"stopped_at": stopped_at})
+    status = {"state": state, "time": time.time(), "writer": writer} | (
+        {} if stopped_at is None else {"stopped_at": stopped_at}
+    )
     with replacing(os.path.join(directory, STATUS_FILE)) as (part,), open(part, "w") as file:
         json.dump(status, file)
 
 
 class StatusUpdates:
-    """Keeps the status at "training" until `end`.
+    """Keeps the status at "training" until `end`, and warns of another training that does so in the same directory.
 
     Raises:
       OSError: the directory cannot be written.
@@ -64,16 +71,33 @@ class StatusUpdates:
 
     def __init__(self, directory: str):
         self._directory = directory
+        self._writer = f"process {os.getpid()} of {socket.gethostname()}"
         self._over = threading.Event()
         os.makedirs(directory, exist_ok=True)
-        write_status(directory, "training")
+        write_status(directory, "training", writer=self._writer)
         self._thread = threading.Thread(target=self._update, daemon=True)
         self._thread.start()
 
     def _update(self) -> None:
+        is_alone = True
         while not self._over.wait(STATUS_SECONDS):
             with contextlib.suppress(OSError):
-                write_status(self._directory, "training")
+                if is_alone and (other := self._other_writer()):
+                    is_alone = False
+                    _log.warning(
+                        "tf2dist: %s writes checkpoints to %s too: each removes the other's, and goes on from them; "
+                        "give each training a directory of its own", other, self._directory,
+                    )  # fmt: skip
+                write_status(self._directory, "training", writer=self._writer)
+
+    def _other_writer(self) -> str:
+        """Who has written the status since this training did; nobody, if it is still this one's."""
+        try:
+            with open(os.path.join(self._directory, STATUS_FILE)) as file:
+                writer = json.load(file)["writer"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return ""
+        return "" if writer == self._writer else writer
 
     def end(self, status: str) -> None:
         """Writes the last status.
@@ -83,4 +107,4 @@ class StatusUpdates:
         """
         self._over.set()
         self._thread.join()
-        write_status(self._directory, status)
+        write_status(self._directory, status, writer=self._writer)
