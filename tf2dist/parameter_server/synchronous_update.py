@@ -209,21 +209,22 @@ class SynchronousUpdate:
         Returns:
           The metric sums, and i32[]: how many gradients came too late and were dropped.
         """
-        sums, dropped, update = wide_sums.zeros(self._step), tf.constant(0), tf.identity(self._number)
-        queue = self._queue("gradients", self._dtypes)
-        for _ in tf.range(n):
-            self.hand_out_tokens(tf.unstack(self._quotas), update)
-            taken = []
-            for _ in range(self._needed):
-                contribution, late = self._take_contribution(queue, update, first)
-                taken.append(contribution)
-                dropped += late
-            more = self._apply(taken)
-            # The next tokens follow from the number, which follows from all that was applied.
-            with tf.control_dependencies([more[0]]):
-                self._counter.add(1)
-                update = self._number.assign_add(1, read_value=True)
-            sums = wide_sums.add(sums, more)
+        with tf.device(self._device):  # where the gradients are, so that the coordinator does not get them
+            sums, dropped, update = wide_sums.zeros(self._step), tf.constant(0), tf.identity(self._number)
+            queue = self._queue("gradients", self._dtypes)
+            for _ in tf.range(n):
+                self.hand_out_tokens(tf.unstack(self._quotas), update)
+                taken = []
+                for _ in range(self._needed):
+                    contribution, late = self._take_contribution(queue, update, first)
+                    taken.append(contribution)
+                    dropped += late
+                more = self._apply(taken)
+                # The next tokens follow from the number, which follows from all that was applied.
+                with tf.control_dependencies([more[0]]):
+                    self._counter.add(1)
+                    update = self._number.assign_add(1, read_value=True)
+                sums = wide_sums.add(sums, more)
         return [*sums, dropped]
 
     def _take_contribution(self, queue, update, first):
@@ -240,7 +241,7 @@ class SynchronousUpdate:
         """Applies the gradients of the slices' loss; returns the sum of their metric sums."""
         variables = self._model.trainable_variables
         # No part of the update may begin while a worker still reads what it changes.
-        with tf.control_dependencies([t for c in contributions for t in c]):
+        with tf.device(self._device), tf.control_dependencies([t for c in contributions for t in c]):
             fractions, sums, written = zip(*map(self._unpack, contributions), strict=True)
             weights = [first.denominator for first, *_ in fractions]
             for variable, *values in zip(self._written, *written, strict=True):
