@@ -18,20 +18,30 @@ LAYOUTS = {
     "ps, 2 workers": ["--ps=2", "--workers=2"],
 }
 # What the tests marked slow try on every layout, and on some; all tests together try every model on every layout.
-EVERYWHERE = (
-    *zoo.SAVED, "mlp", "measured", "own_loss", "overridden_step", "sample_weights", "class_weights",
-    "batch_normalization", "scaled",
-)  # fmt: skip
+EVERYWHERE = ("mlp", "measured", "lstm", "sample_weights", "scaled")
 SOME = {
-    "multiworker": ("weighted_heads", "clipped", "averaged_often", "summed", "several_optimizers", "float16", "xla"),
-    "ps, 1 worker": ("heads", "clipped_each", "accumulated", "constrained", "schedule_free", "unreduced", "text"),
-    "ps, 2 workers": ("tagger", "averaged", "frozen", "counted", "dropout"),
+    "multiworker": (
+        "convnet", "tabular", "class_weights", "batch_normalization", "clipped", "averaged_often", "several_optimizers",
+        "float16",
+    ),
+    "ps, 1 worker": (
+        "two_tower", "own_loss", "clipped_each", "accumulated", "constrained", "unreduced", "text",
+    ),
+    "ps, 2 workers": ("transformer", "overridden_step", "batch_normalization", "tagger", "averaged", "dropout"),
 }  # fmt: skip
 CASES = [(layout, name) for layout in LAYOUTS for name in (*EVERYWHERE, *SOME[layout])]
 QUICK = ("measured", "own_loss", "clipped", "scaled")  # whose bands are tried in `make test`
 SMALL = ("sample_weights",)  # a Poisson loss, which is far above 0 where the counts are right
+SAVED = sampled(list(itertools.product(LAYOUTS, zoo.SAVED)), (), [case for case in CASES if case[1] in zoo.SAVED])
+TRIED = {name for _, name in CASES}
+
+
+def _when(name):
+    return () if name in QUICK else pytest.mark.slow if name in TRIED else pytest.mark.exhaustive
+
+
 BANDS = [
-    pytest.param(name, band, marks=() if name in QUICK else pytest.mark.slow, id=f"{name}-{number}")
+    pytest.param(name, band, marks=_when(name), id=f"{name}-{number}")
     for name, case in zoo.CASES.items()
     for number, band in enumerate(sorted(case.bands(), key=repr))
 ]
@@ -102,8 +112,7 @@ def test_validation_counts_every_example_once(tf, layout, result):
     np.testing.assert_allclose(correct, np.round(correct), atol=1e-3)
 
 
-@every_layout
-@pytest.mark.parametrize("name", zoo.SAVED)
+@pytest.mark.parametrize(("layout", "name"), SAVED)
 def test_saved_models_load_in_plain_keras(tf, layout, directory, result, name):
     x = zoo.CASES[name].inputs()
     expected = zoo.with_weights(name, trained(result, layout, name).weights)(x, training=False)
@@ -112,8 +121,7 @@ def test_saved_models_load_in_plain_keras(tf, layout, directory, result, name):
     assert int(loaded.optimizer.iterations.numpy()) == result(layout, name).updates
 
 
-@every_layout
-@pytest.mark.parametrize("name", zoo.SAVED)
+@pytest.mark.parametrize(("layout", "name"), SAVED)
 def test_exported_models_load_in_plain_tensorflow(tf, layout, directory, result, name):
     x = zoo.CASES[name].inputs()
     expected = zoo.with_weights(name, trained(result, layout, name).weights)(x, training=False)
