@@ -13,6 +13,7 @@ import tf2dist
 from tests.conftest import sampled
 from tests.input.python_kinds import BROKEN, KINDS, STEPS, Rows, batches, composite, endless
 from tests.models import OPTIMIZERS, ROWS, classifier, weights
+from tf2dist.input.make_adapter import make_data_adapter
 from tf2dist.system import linux
 
 
@@ -196,3 +197,21 @@ class _Unsized:
 
     def __iter__(self):
         return itertools.islice(self._make(), 15)
+
+
+def test_slices_for_synchronous_workers_make_up_the_batches(tf):
+    """As of data that TensorFlow reads, from any step on."""
+    start, total, workers, steps = 2, 2, 3, 3
+    parts = [[] for _ in range(workers)]
+    for worker in range(workers):
+        feed = make_data_adapter(Rows(), shuffle=False)
+        feed.begin_epoch()
+        stream = iter(feed.training_slices(None, total, start, worker, workers))
+        feed.allow(steps)
+        parts[worker] = [next(stream) for _ in range(total * steps // workers)]
+        feed.close()
+    turns = [part for turn in zip(*parts, strict=True) for part in turn]
+    for number, (_, y) in enumerate(batches()[start : start + steps]):
+        pair = turns[total * number : total * (number + 1)]
+        np.testing.assert_array_equal(np.concatenate([labels for (_, labels), _ in pair]), y)
+        np.testing.assert_allclose([float(weight) for _, weight in pair], 0.5)

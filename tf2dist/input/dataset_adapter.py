@@ -140,12 +140,8 @@ class DatasetAdapter(ReadByTensorFlow):
 
     def training_slices(self, tensors, total: int, start: int, worker, workers: int) -> tf.data.Dataset:
         """See `DataAdapter`."""
-        dataset = self._endless(tensors, start)
-
-        def cuts(batch):
-            return tf.data.Dataset.range(total).map(lambda rank: slice_of(batch, rank, total))
-
-        return dataset.flat_map(of_element(dataset, cuts)).shard(workers, worker).prefetch(tf.data.AUTOTUNE)
+        slices = slices_in_turn(self._endless(tensors, start), total)
+        return slices.shard(workers, worker).prefetch(tf.data.AUTOTUNE)
 
     def single_pass(self, tensors, slices: ReplicaSlices, steps=None, shard=0, shards=1) -> tf.data.Dataset:
         """See `FiniteDataAdapter`."""
@@ -153,6 +149,15 @@ class DatasetAdapter(ReadByTensorFlow):
             steps = self.steps or 0
         dataset = self._open(tensors).take(steps)
         return cut_batches(dataset.shard(shards, shard), slices)
+
+
+def slices_in_turn(batches: tf.data.Dataset, total: int) -> tf.data.Dataset:
+    """Elements are the `total` slices of each batch, one after the other, each with its weight f32[]."""
+
+    def cuts(batch):
+        return tf.data.Dataset.range(total).map(lambda rank: slice_of(batch, rank, total))
+
+    return batches.flat_map(of_element(batches, cuts))
 
 
 def slice_of(batch, rank, total: int):

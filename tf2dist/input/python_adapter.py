@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tf2dist.input.batch_reader import BatchReader
 from tf2dist.input.batch_slicing import ReplicaSlices
-from tf2dist.input.dataset_adapter import cut_batches
+from tf2dist.input.dataset_adapter import cut_batches, slices_in_turn
 from tf2dist.input.python_source import PythonSource
 from tf2dist.input.without_autotune import without_autotune
 
@@ -103,8 +103,8 @@ class PythonAdapter:
         return cut_batches(dataset.shard(workers, worker) if workers > 1 else dataset, slices, parallel=False)
 
     def training_slices(self, tensors, total: int, start: int, worker, workers: int) -> tf.data.Dataset:
-        """See `DataAdapter`."""
-        raise NotImplementedError  # the coordinator reads whole batches of what needs its process
+        """See `DataAdapter`. In this process, as all of it; under `ps` the coordinator reads whole batches instead."""
+        return slices_in_turn(self._read(start, shuffle=self._shuffle, passes=None), total).shard(workers, worker)
 
     def single_pass(self, tensors, slices: ReplicaSlices, steps=None, shard=0, shards=1) -> tf.data.Dataset:
         """See `FiniteDataAdapter`."""
