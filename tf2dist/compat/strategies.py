@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
+# Of an operation that was on another task of the cluster, or needed one, when it was lost.
+LOST_TASK_ERRORS = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 _key_bases = itertools.count(1000, 1000)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
+from tf2dist.compat.strategies import LOST_TASK_ERRORS
 from tf2dist.input.batch_slicing import ReplicaSlices, slice_bounds
 from tf2dist.input.data_adapter import ReadByTensorFlow
 from tf2dist.input.dataset_graph import DatasetGraph
@@ -86,7 +87,7 @@ class DatasetAdapter(ReadByTensorFlow):
     def _stays_here(self) -> bool:
         try:
             return DatasetGraph(self.dataset).calls_python
-        except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError):
+        except LOST_TASK_ERRORS:
             raise  # a variable that the dataset reads was lost with its server
         except tf.errors.OpError as error:
             _log.info("the coordinator reads the dataset for its workers, which cannot: %s", error.message)

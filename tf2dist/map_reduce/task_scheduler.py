@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf2dist.compat.strategies import worker_count
+from tf2dist.compat.strategies import LOST_TASK_ERRORS, worker_count
 from tf2dist.errors import ShardError, reason
 from tf2dist.runtime import session
 
@@ -259,6 +259,6 @@ def _run_inbox(device: str, inbox: queue.SimpleQueue[_Start | None], attempts: q
 
 def _is_worker_loss(error: Exception) -> bool:
     """Returns whether the worker died, rather than the function failed."""
-    if isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)):
+    if isinstance(error, LOST_TASK_ERRORS):
         return True
     return isinstance(error, tf.errors.InvalidArgumentError) and any(m in str(error).lower() for m in _LOSS_MESSAGES)

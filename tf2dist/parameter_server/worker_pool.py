@@ -21,7 +21,7 @@ from tf2dist.compat.scheduled_functions import (
     idle_workers,
     observe_scheduling,
 )
-from tf2dist.compat.strategies import worker_count
+from tf2dist.compat.strategies import LOST_TASK_ERRORS, worker_count
 from tf2dist.errors import TrainingError
 from tf2dist.input.batch_slicing import ReplicaSlices
 from tf2dist.input.without_rewriting import without_rewriting
@@ -97,7 +97,7 @@ class WorkerPool:
         """
         try:
             fetched = remote.fetch()
-        except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError):
+        except LOST_TASK_ERRORS:
             self.raise_failure()  # if it was more than this fetch
             return None
         except BaseException:
