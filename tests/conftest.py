@@ -52,6 +52,14 @@ SINGLE_PROCESS_SLOWLY = quickly("mirrored")
 ONE_QUICKLY = quickly("one", SINGLE_PROCESS[:2])
 
 
+def every_third(names, cases, **kwargs):
+    """As `pytest.mark.parametrize`, for many alike that each take a process: each third is in `make test`."""
+    several = len(names.split(",") if isinstance(names, str) else names) > 1
+    marks = [() if number % 3 == 0 else pytest.mark.slow for number in range(len(cases))]
+    params = [pytest.param(*(c if several else (c,)), marks=m) for c, m in zip(cases, marks, strict=True)]
+    return pytest.mark.parametrize(names, params, **kwargs)
+
+
 def sampled(table, sample, slow=()):
     """Parameters of a table: `sample` in `make test`, `slow` in `make test-slow`, the others when all are asked for."""
     assert {*sample, *slow} <= {*table}

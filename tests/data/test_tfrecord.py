@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.conftest import every_third
 from tf2dist.data import tfrecord
 from tf2dist.data.errors import DataError
 
@@ -136,7 +137,7 @@ def test_workers_get_even_shares(two, files):
     np.testing.assert_array_equal(np.unique(got, axis=0), np.unique(everything, axis=0))
 
 
-@pytest.mark.parametrize(
+@every_third(
     ("change", "reason"),
     [
         ({"pixels": 100}, "`pixels` should be 784; found] [100]"),

@@ -170,6 +170,7 @@ def test_what_peers_predict(tf, replicas, dtype):
     assert without_gpu_kernel([node for node in nodes if node.device]) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("edges", ["torus", "dead"])
 def test_life_of_two_replicas(tf, replicas, edges):
     from trainers.life import packed_board

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import tf2dist
+from tests.conftest import every_third
 from tests.models import CLASSES, OPTIMIZERS, ROWS, classifier, data, weights
 
 BATCH = 16
@@ -94,7 +95,7 @@ def test_class_weight_times_sample_weight(tf):
     same(model, theirs)
 
 
-@pytest.mark.parametrize("given", [None, "rows", "column", "words"])
+@every_third("given", ["words", "rows", "column", None])
 def test_class_weight_of_words(tf, given):
     """Labels [b, t, 1], one a word."""
     random = np.random.default_rng(3)
@@ -115,6 +116,7 @@ def test_class_weight_of_words(tf, given):
     same(trained(x, y, *sent, class_weight={0: 1.0, 1: 2.0, 2: 3.0}), theirs)
 
 
+@pytest.mark.slow
 def test_no_class_has_a_weight(tf):
     model, theirs = (made(tf2dist.make_strategy("one")) for _ in range(2))
     tf2dist.fit(model, data(), shuffle=False, class_weight={})

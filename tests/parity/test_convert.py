@@ -89,7 +89,8 @@ def test_presets(tf, tmp_path, preset, capsys):
     assert int(model.optimizer.iterations.numpy()) == STEPS
 
 
-@pytest.mark.parametrize("preset", ["sigmoid", pytest.param("mlp", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["sigmoid", "mlp"])
 def test_training_goes_on(tf, tmp_path, preset):
     """Five more steps of Adam, with its moments from the checkpoint, go where five more went there."""
     import tf2dist

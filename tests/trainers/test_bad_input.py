@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from tests.conftest import every_third
 from tf2dist.launch import free_ports
 
 HOSTS = "--ps_hosts=127.0.0.1:2222", "--worker_hosts=127.0.0.1:2223,127.0.0.1:2224"
@@ -156,10 +157,7 @@ def files(tmp_path):
 CASES = [*FLAGS, *TOGETHER, *DATA, *PLACES, *HOST_FLAGS, *TF_CONFIG]
 
 
-# Each is a process of its own: every third one, and the others where there is time.
-@pytest.mark.parametrize(
-    "case", [pytest.param(c, marks=() if n % 3 == 0 else pytest.mark.slow) for n, c in enumerate(CASES)], ids=str
-)
+@every_third("case", CASES, ids=str)
 def test_refused_before_tensorflow_is_imported(case, run, files, tree, no_tensorflow):
     before = tree()
     arguments = case.arguments

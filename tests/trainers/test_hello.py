@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tests.conftest import every_third
 from tf2dist.launch import free_ports
 
 HELLO = "trainers.hello"
@@ -126,7 +127,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("arguments", BAD, ids=" ".join)
+@every_third("arguments", BAD, ids=" ".join)
 def test_refused_before_tensorflow_is_imported(run, no_tensorflow, arguments):
     line = run(*arguments, module=HELLO, env=no_tensorflow).refused()
     assert line.startswith("hello: ")

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.conftest import every_third
 from trainers.life import pattern_files, saved_run
 
 LIFE = "trainers.life"
@@ -181,7 +182,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("arguments", BAD, ids=" ".join)
+@every_third("arguments", BAD, ids=" ".join)
 def test_refused_before_tensorflow_is_imported(arguments, life, tree, tmp_path, no_tensorflow):
     (tmp_path / "bad.rle").write_text("x = 3, y = 3\nbozb!")
     (tmp_path / "old.csv").write_text("generation,population")

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from tests.conftest import every_third
 from tf2dist.launch import free_ports
 
 MAPREDUCE = "trainers.mapreduce"
@@ -104,7 +105,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("arguments", BAD, ids=" ".join)
+@every_third("arguments", BAD, ids=" ".join)
 def test_refused_before_tensorflow_is_imported(arguments, run, tree, tmp_path, no_tensorflow):
     (tmp_path / "good.txt").write_text("1, 2\n\n3 4e0\n")
     (tmp_path / "words.txt").write_text("1\n2\nthree\n")

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.conftest import every_third
+
 MATMUL = "trainers.matmul"
 KEYS = {"device", "size", "gflops", "to_device_seconds", "compute_seconds", "to_host_seconds", "result"}
 
@@ -88,7 +90,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("arguments", BAD, ids=" ".join)
+@every_third("arguments", BAD, ids=" ".join)
 def test_refused_before_tensorflow_is_imported(run, no_tensorflow, tree, arguments):
     line = run(*arguments, module=MATMUL, env=no_tensorflow).refused()
     assert line.startswith("matmul: ")

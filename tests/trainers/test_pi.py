@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.conftest import sampled
+from tests.conftest import every_third, sampled
 from tf2dist.launch import free_ports
 
 PI = "trainers.pi"
@@ -132,7 +132,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("arguments", BAD, ids=" ".join)
+@every_third("arguments", BAD, ids=" ".join)
 def test_refused_before_tensorflow_is_imported(arguments, run, tree, no_tensorflow):
     assert BAD[arguments] in run(*arguments, module=PI, env=no_tensorflow).refused()
     assert tree() == {}

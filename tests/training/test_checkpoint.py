@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import tf2dist
-from tests.conftest import SINGLE_PROCESS_SLOWLY, strategies
+from tests.conftest import SINGLE_PROCESS_SLOWLY, every_third, strategies
 from tests.models import OPTIMIZERS, ROWS, classifier, data, weights
 from tf2dist.cluster.heartbeat import TaskLostError
 from tf2dist.cluster.roles import Role
@@ -52,6 +52,7 @@ def fit(strategy, *callbacks, optimizer="adam", epochs=4, **kwargs):
     return model, tf2dist.fit(model, data(), epochs=epochs, callbacks=callbacks, **kwargs).history
 
 
+@pytest.mark.slow
 def test_random_numbers_go_on_where_they_were(strategy, tmp_path):
     """Those of dropout, which Keras leaves out of a model's weights: it is the same training, bit for bit."""
 
@@ -84,6 +85,7 @@ def test_goes_on_where_it_was(strategy, tmp_path, at):
     assert read_status(tmp_path)[0] == "done"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metrics", [[], ["accuracy", "sparse_categorical_crossentropy"]])
 def test_goes_on_with_other_metrics(tf, tmp_path, caplog, metrics):
     """In the middle of an epoch, whose logs then are those of the batches that were left."""
@@ -108,6 +110,7 @@ def test_goes_on_with_other_metrics(tf, tmp_path, caplog, metrics):
     )
 
 
+@pytest.mark.slow
 def test_numbers_of_batches_go_on(tf, tmp_path):
     """In an epoch that was cut in two, hooks are told the numbers of the batches that it still needs."""
 
@@ -160,6 +163,7 @@ def test_other_batches_in_an_epoch_are_said(tf, tmp_path, caplog):
     assert tf2dist.updates(model) == 3 * STEPS
 
 
+@pytest.mark.slow
 def test_more_updates_in_the_only_epoch_are_not_said(tf, tmp_path, caplog):
     """As a training without end counts them, which goes on to a later update."""
     strategy = tf2dist.make_strategy("one")
@@ -170,7 +174,7 @@ def test_more_updates_in_the_only_epoch_are_not_said(tf, tmp_path, caplog):
     assert tf2dist.updates(model) == STEPS
 
 
-@pytest.mark.parametrize(("every", "keep", "left"), [(5, 3, [15, 20, 21]), (7, 2, [14, 21]), (100, 3, [21])])
+@every_third(("every", "keep", "left"), [(5, 3, [15, 20, 21]), (7, 2, [14, 21]), (100, 3, [21])])
 def test_how_often_and_how_many(tf, tmp_path, every, keep, left):
     fit(tf2dist.make_strategy("one"), tf2dist.Checkpoint(tmp_path, every_steps=every, keep=keep), epochs=3)
     assert [os.path.basename(path) for path in list_checkpoints(tmp_path)] == [f"checkpoint-{n}" for n in left]
@@ -187,6 +191,7 @@ def test_the_last_one_holds_what_training_ended_with(tf, tmp_path):
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [2, 1000])
 def test_none_is_written_while_batches_before_its_step_are_missing(tf, tmp_path, monkeypatch, every):
     """As when a worker was lost just before a callback has stopped the training."""
@@ -260,7 +265,7 @@ def _names(directory):
     return [os.path.basename(path) for path in list_checkpoints(directory)]
 
 
-@pytest.mark.parametrize(("name", "damage"), DAMAGES.values(), ids=DAMAGES.keys())
+@every_third(("name", "damage"), [*DAMAGES.values()], ids=DAMAGES.keys())
 def test_a_damaged_checkpoint_is_said_and_the_one_before_is_used(tf, tmp_path, caplog, name, damage):
     strategy = tf2dist.make_strategy("one")
     fit(strategy, tf2dist.Checkpoint(tmp_path, every_steps=STEPS), epochs=2)
@@ -275,6 +280,7 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_is_used(tf, tmp_path, c
     assert _names(tmp_path) == [f"checkpoint-{n * STEPS}" for n in (1, 2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep", [1, 2])
 def test_a_damaged_checkpoint_is_none_of_those_that_are_kept(tf, tmp_path, keep):
     """It is of a later step than those that are written next, and they stay; one that is killed goes on from them."""
@@ -295,6 +301,7 @@ def test_a_damaged_checkpoint_is_none_of_those_that_are_kept(tf, tmp_path, keep)
     assert _names(tmp_path) == [f"checkpoint-{4 * STEPS - n}" for n in range(keep)][::-1]
 
 
+@pytest.mark.slow
 def test_where_all_are_damaged_training_begins_with_the_weights_it_had(tf, tmp_path, caplog):
     strategy = tf2dist.make_strategy("one")
     fit(strategy, tf2dist.Checkpoint(tmp_path), epochs=1)
@@ -308,6 +315,7 @@ def test_where_all_are_damaged_training_begins_with_the_weights_it_had(tf, tmp_p
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.slow
 def test_what_was_to_be_replaced_is_put_back(tf, tmp_path):
     """Of a job that was killed between two renames of a checkpoint of the same step."""
     fit(tf2dist.make_strategy("one"), tf2dist.Checkpoint(tmp_path), epochs=1)
@@ -318,6 +326,7 @@ def test_what_was_to_be_replaced_is_put_back(tf, tmp_path):
     assert sorted(os.listdir(tmp_path)) == [f"checkpoint-{STEPS}", "status.json"]
 
 
+@pytest.mark.slow
 def test_the_last_good_one_stays_until_another_is_in_its_place(tf, tmp_path, monkeypatch):
     """A checkpoint of the same step, that of the averages, cannot be put in its place."""
     model = classifier(keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9))
@@ -334,6 +343,7 @@ def test_the_last_good_one_stays_until_another_is_in_its_place(tf, tmp_path, mon
     assert sorted(os.listdir(tmp_path)) == [f"checkpoint-{STEPS}", "status.json"]
 
 
+@pytest.mark.slow
 def test_a_model_whose_layers_are_elsewhere_is_refused(tf, tmp_path):
     """Its variables have the same shapes, and Keras loads what it finds; that must not be trained on, nor set aside."""
     strategy = tf2dist.make_strategy("one")
@@ -348,6 +358,7 @@ def test_a_model_whose_layers_are_elsewhere_is_refused(tf, tmp_path):
     assert _names(tmp_path) == [f"checkpoint-{n * STEPS}" for n in (1, 2)]
 
 
+@pytest.mark.slow
 def test_an_older_checkpoint_without_a_checksum(tf, tmp_path):
     strategy = tf2dist.make_strategy("one")
     fit(strategy, tf2dist.Checkpoint(tmp_path, every_steps=STEPS), epochs=2)
@@ -409,6 +420,7 @@ def test_a_full_disk(tf, tmp_path, monkeypatch):
     assert f"checkpoint-{2 * STEPS} cannot be written: No space left on device" in line
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")  # as which pytest has HDF5's tracebacks
 @pytest.mark.parametrize("left", [4096, 65536])
 def test_a_disk_that_is_really_full(tf, tmp_path, capfd, left):
@@ -539,6 +551,7 @@ def test_a_checkpoint_of_an_earlier_step_is_left_alone(tf, tmp_path, caplog):
             np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_averages_become_the_weights_though_it_was_killed_after_the_last_update(tf, tmp_path):
     def averaged(*callbacks):
         model = classifier(keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9))
@@ -566,6 +579,7 @@ def test_what_trained_nothing_saves_nothing(tf, tmp_path):
     assert list_checkpoints(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_first_names_in_the_state_are_read(tf, tmp_path):
     strategy = tf2dist.make_strategy("one")
     fit(strategy, tf2dist.Checkpoint(tmp_path), epochs=1)
@@ -629,8 +643,8 @@ def test_an_evaluator_has_a_name_for_each_number(tf):
     assert found == {"loss": 0.5, "f1_0": 0.25, "f1_1": 0.75}
 
 
-@pytest.mark.parametrize("first", ["the checkpoint", "the others"])
-@pytest.mark.parametrize("kind", ["best weights", "own callback"])
+@every_third("first", ["the checkpoint", "the others"])
+@every_third("kind", ["best weights", "own callback"])
 def test_the_last_one_holds_what_callbacks_have_left(tf, tmp_path, first, kind):
     """The end of training is also a step at which it is due, so that the weights before the end were saved."""
     x, y = data()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tf2dist
-from tests.conftest import SINGLE_PROCESS_SLOWLY, sampled, strategies
+from tests.conftest import SINGLE_PROCESS_SLOWLY, every_third, sampled, strategies
 from tests.models import OPTIMIZERS, ROWS, classifier, data, weights
 from tf2dist.errors import UsageError
 
@@ -28,6 +28,7 @@ def fitted(strategy, optimizer="adam", *extra, epochs=3, regularizer=None, **kwa
     return model, history.history
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["one"], indirect=True)
 def test_logs_that_lack_updates_are_said_to(strategy, monkeypatch, caplog):
     """As where a worker is killed that has made updates, and not told what it measured."""
@@ -87,7 +88,7 @@ def test_equals_a_plain_tensorflow_loop(strategy, tf):
     np.testing.assert_allclose(history["loss"][-1], np.mean(losses[-ROWS:]), rtol=1e-5)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@every_third("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize(
     ("name", "replicas"),
     [
@@ -282,6 +283,7 @@ def test_fit_goes_on_in_the_data_too(tf):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "replicas"),
     sampled([("adam", 1), ("adam", 2), ("averaged", 1), ("scaled", 1)], [("adam", 1)], [("adam", 2), ("averaged", 1)]),

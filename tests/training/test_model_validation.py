@@ -213,6 +213,7 @@ class OwnOptimizer(keras.Model):
         return {"loss": loss}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_without_an_optimizer_in_compile(tf, tmp_path, replicas):
     x = np.random.default_rng(0).normal(size=(32, 3)).astype(np.float32)

@@ -54,6 +54,7 @@ def test_positional_arguments_weights_and_a_split(strategy):
         np.testing.assert_allclose(history[name], values, rtol=1e-4, err_msg=name)
 
 
+@pytest.mark.slow
 def test_evaluate_and_predict_return_what_keras_returns(strategy):
     x, y = data()
     sample_weight = np.linspace(0.0, 2.0, len(x), dtype=np.float32)
@@ -94,6 +95,7 @@ def test_one_callback_many_or_a_list_of_keras(strategy):
     assert (count.epochs, count.evaluations) == (3, 1)
 
 
+@pytest.mark.slow
 def test_the_history_is_that_of_fit():
     """Also when a callback evaluates or predicts, in the end, too; and it stays the model's afterwards."""
 

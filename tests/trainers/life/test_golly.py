@@ -9,6 +9,7 @@ import hashlib
 import numpy as np
 import pytest
 
+from tests.conftest import every_third
 from tests.trainers.life import golly
 from trainers.life import classic_patterns, packed_board
 from trainers.life.engines import ENGINES, make_engine
@@ -44,7 +45,7 @@ def digest(cells: np.ndarray) -> str:
 
 
 @pytest.mark.parametrize("name", ENGINES)
-@pytest.mark.parametrize("case", KNOWN, ids=str)
+@every_third("case", KNOWN, ids=str)
 def test_what_bgolly_computed(case, name, tf):
     _, rule, rows, columns, count = case
     engine = make_engine(name, parse(rule), rows, columns, "torus")
