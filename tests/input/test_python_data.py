@@ -72,6 +72,7 @@ def test_evaluate_and_predict(strategy, kind):
     np.testing.assert_allclose(tf2dist.predict(model, KINDS[kind](), steps=steps), model(x), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["mirrored"], indirect=True)
 def test_predict_calls_the_hooks_of_a_py_dataset_as_keras_does(strategy):
     """None before the first batch, so that the outputs are in the order that the data has when it is given."""
@@ -116,6 +117,7 @@ def test_ragged_and_sparse_tensors(strategy, tf, kind):
         same(model, theirs)
 
 
+@pytest.mark.slow
 def test_a_generator_is_left_where_training_has_ended(tf):
     """Also for the next call, and where a callback has stopped it."""
     numbers = []
@@ -140,6 +142,7 @@ def test_a_generator_is_left_where_training_has_ended(tf):
     same(model, expected)
 
 
+@pytest.mark.slow
 def test_a_generator_without_steps_is_kept(tf):
     theirs, model = made(), made()
     theirs.fit(Rows(), epochs=2, shuffle=False, verbose=0)
@@ -148,6 +151,7 @@ def test_a_generator_without_steps_is_kept(tf):
     assert tf2dist.predict(model, (batch for batch in batches())).shape == (ROWS, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["one"], indirect=True)
 def test_the_order_of_a_shuffled_py_dataset_follows_from_the_seed(strategy):
     def trained(seed):
@@ -159,6 +163,7 @@ def test_the_order_of_a_shuffled_py_dataset_follows_from_the_seed(strategy):
     assert np.abs(trained(1) - trained(2)).max() > 1e-6
 
 
+@pytest.mark.slow
 def test_a_length_that_changes(tf):
     class Shrinks(Rows):
         def on_epoch_begin(self):

@@ -109,6 +109,7 @@ def _gradients(tf, model, x, y):
     return tape.gradient(loss, [v.value for v in model.trainable_variables])
 
 
+@pytest.mark.slow
 def test_fit_with_accumulated_gradients(tf):
     """The same through `fit`, which ends with the averages as weights."""
     rows = tuple(part[:96] for part in data())

@@ -69,6 +69,7 @@ def test_learning_rates(strategy):
     np.testing.assert_allclose(rates, [0.1, 0.1, 0.05], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_logs_in_files(strategy, tmp_path):
     fitted(
         strategy,
@@ -159,6 +160,7 @@ def test_training_that_is_stopped_before_a_batch_makes_that_batch(tf, hook):
     assert found[1][2] == pytest.approx(found[0][2], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_metrics_hold_what_was_measured(strategy):
     """During callbacks and after, as Keras's own fit leaves them."""
 

@@ -511,6 +511,7 @@ def test_an_evaluator_follows(tf, tmp_path, monkeypatch, caplog):
     assert list((tmp_path / "evaluation").glob("events*"))
 
 
+@pytest.mark.slow
 def test_an_evaluator_passes_over_what_is_damaged_or_removed(tf, tmp_path, monkeypatch, caplog):
     from tf2dist.training import evaluator
 

@@ -51,6 +51,7 @@ def test_trains_on_in_a_job(tmp_path, layout):
         outside_of_scope.assert_same(found, expected(name))
 
 
+@pytest.mark.slow
 def test_a_model_that_is_not_built(joined):
     model = keras.Sequential([keras.layers.Dense(3)])
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
@@ -85,6 +86,7 @@ def test_a_model_that_is_not_compiled_predicts(joined):
     np.testing.assert_allclose(tf2dist.predict(model, x), before, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_saves_and_exports_as_any_other(tf, joined, tmp_path):
     model, (x, y) = classifier(OPTIMIZERS["adam"]()), data()
     model.predict(x, verbose=0)  # a trace of the variables that it had
@@ -98,6 +100,7 @@ def test_saves_and_exports_as_any_other(tf, joined, tmp_path):
     np.testing.assert_allclose(model.predict(x, verbose=0), after, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_layers_of_a_model_outside_and_an_optimizer_outside(strategy):
     outside = classifier(OPTIMIZERS["momentum"]())
     with strategy.scope():
@@ -107,6 +110,7 @@ def test_layers_of_a_model_outside_and_an_optimizer_outside(strategy):
     assert history["loss"][-1] < history["loss"][0]
 
 
+@pytest.mark.slow
 def test_fit_inside_of_the_scope_of_a_model_outside(strategy):
     model = classifier(OPTIMIZERS["momentum"]())
     with strategy.scope():

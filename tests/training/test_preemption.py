@@ -139,6 +139,7 @@ STOPS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", sampled(STOPS, ("and then asked after the training",), [*STOPS][:3]))
 def test_a_training_that_a_callback_has_stopped_is_not_gone_on_with(tf, tmp_path, process, when):
     """The next job knows of it, though not of the callback, which may have counted epochs."""
@@ -360,6 +361,7 @@ def test_an_evaluator_that_alone_is_asked_to_stop_ends(following, monkeypatch):
         following("training").fit()
 
 
+@pytest.mark.slow
 def test_an_evaluator_that_is_asked_to_stop_since_the_training_is_done_evaluates_the_rest(following):
     evaluator = following("training", "training", "training", "done")
     history = evaluator.fit()

@@ -85,6 +85,7 @@ class Count(keras.callbacks.Callback):
         self.evaluations += 1
 
 
+@pytest.mark.slow
 def test_one_callback_many_or_a_list_of_keras(strategy):
     model, count = compiled(strategy), Count()
     tf2dist.fit(model, *data(), callbacks=count)
