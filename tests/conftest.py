@@ -41,13 +41,15 @@ def pytest_xdist_make_scheduler(config, log):
     return Scheduler(config, log)
 
 
-def quickly(quick, names=SINGLE_PROCESS):
-    """Parameters of strategies, of which `quick` alone is in `make test`."""
-    return [pytest.param(name, marks=() if name == quick else pytest.mark.slow) for name in names]
+def quickly(quick, names=SINGLE_PROCESS, rarely=()):
+    """Parameters of strategies: `quick` in `make test`, `rarely` when all are asked for, others in `make test-slow`."""
+    marks = {quick: (), **dict.fromkeys(rarely, pytest.mark.exhaustive)}
+    return [pytest.param(name, marks=marks.get(name, pytest.mark.slow)) for name in names]
 
 
-# For what takes long: mirrored, which differs most from Keras alone, is always run.
-SINGLE_PROCESS_SLOWLY = quickly("mirrored")
+# For what takes long: mirrored, which differs most from Keras alone, is always run, and one device, which takes the
+# same way with less in it, when all are asked for.
+SINGLE_PROCESS_SLOWLY = quickly("mirrored", rarely=("one",))
 # For what one device has too, such as the order of callbacks: mirrored takes twice as long to make its steps.
 ONE_QUICKLY = quickly("one", SINGLE_PROCESS[:2])
 

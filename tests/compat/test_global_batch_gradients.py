@@ -84,15 +84,16 @@ def run(tf, strategy, update):
 
 
 QUICK = ("adam", "clipnorm, weight_decay")
+SLOW = ("sgd", "momentum", "adagrad", "adam", "adamw", "lion", "schedule_free")  # others are like one of these
+
+
+def _when(name, options):
+    return () if (name, options) == QUICK else pytest.mark.slow if name in SLOW else pytest.mark.exhaustive
 
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [
-        pytest.param(name, options, marks=() if (name, options) == QUICK else pytest.mark.slow)
-        for name in OPTIMIZERS
-        for options in OPTIONS
-    ],
+    [pytest.param(name, options, marks=_when(name, options)) for name in OPTIMIZERS for options in OPTIONS],
 )
 def test_equals_one_device(tf, name, options):
     strategy = tf2dist.make_strategy("mirrored", replicas=3)

@@ -386,7 +386,7 @@ def test_a_server_whose_node_is_cut_off_is_named(nodes, submit, patient, tmp_pat
 
 @slow
 @limit
-@pytest.mark.parametrize("how", ["scancel", "srun", "launcher"])
+@pytest.mark.parametrize("how", sampled(["scancel", "srun", "launcher"], (), ("scancel",)))
 def test_nothing_is_left_when_the_job_is_ended(nodes, submit, tmp_path, how):
     """By Slurm's own command, or the death of what it started; without the launcher a job goes on, as in any queue."""
     (tmp_path / "sleep.py").write_text("import time; print('runs', flush=True); time.sleep(1000)")

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from tests.conftest import sampled
 from tests.gpu_fakes import fake_nvidia_smi
 from tests.launch.hosts import Hosts, Launcher, possible
 from tests.threads import wait_until
@@ -129,7 +130,7 @@ def test_hosts_divide_their_gpus(ssh, tmp_path, monkeypatch):
     assert "c: 1 worker with 3 GPUs each need 3" in out
 
 
-@pytest.mark.parametrize("how", ["once", "twice", "ignored"])
+@pytest.mark.parametrize("how", sampled(["once", "twice", "ignored"], (), ("once", "ignored")))
 def test_an_interrupt_ends_everything_everywhere(ssh, hosts, how):
     launcher = ssh("--hosts=b,c", "--grace=4", "--", "sleep.py", *["ignore"] * (how != "once"))
     launcher.until("runs", 2)

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 
+from tests.conftest import sampled
 from tests.parity import regression, tf1
 from tests.parity.processes import alone
 from tf2dist.convert_checkpoint.__main__ import main
@@ -74,8 +75,7 @@ def logits(model):
     return np.asarray(model(images()[0], training=False))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", sampled(PRESETS, (), ("mlp", "towers")))
 def test_presets(tf, tmp_path, preset, capsys):
     """The names of a tutorial's checkpoint are found out; predictions are the same."""
     theirs, _ = alone(trained_in_tf1, preset, str(tmp_path))
@@ -89,8 +89,7 @@ def test_presets(tf, tmp_path, preset, capsys):
     assert int(model.optimizer.iterations.numpy()) == STEPS
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("preset", ["sigmoid", "mlp"])
+@pytest.mark.parametrize("preset", sampled(["sigmoid", "mlp"], (), ("sigmoid",)))
 def test_training_goes_on(tf, tmp_path, preset):
     """Five more steps of Adam, with its moments from the checkpoint, go where five more went there."""
     import tf2dist

@@ -64,7 +64,7 @@ def test_two_servers_started_by_hand_as_under_tensorflow_1(start, tmp_path):
     assert not (tmp_path / "1.json").exists()
 
 
-@pytest.mark.parametrize("way", sampled(WAYS, (), ("2 replicas", "7 workers", "2 peers")))
+@pytest.mark.parametrize("way", sampled(WAYS, (), ("7 workers", "2 peers")))
 def test_the_same_count_everywhere(pi, way):
     report, _ = pi(f"--samples={FEW}", "--seed=7", *WAYS[way])
     assert report["inside"] == FEW_INSIDE

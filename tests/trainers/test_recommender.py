@@ -20,7 +20,7 @@ def trained(run, tmp_path, *arguments):
 
 
 @pytest.mark.parametrize(
-    "strategy", sampled(["one", "ps", "mirrored", "central", "multiworker"], (), ("ps", "mirrored", "multiworker"))
+    "strategy", sampled(["one", "ps", "mirrored", "central", "multiworker"], (), ("ps", "multiworker"))
 )
 def test_comes_close_to_the_noise(run, tmp_path, strategy):
     servers = ["--ps=2"] if strategy == "ps" else []

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import tf2dist
+from tests.conftest import sampled
 from tests.models import OPTIMIZERS, classifier, data, weights
 from tests.programs import __name__ as PROGRAMS
 from tf2dist.training import checkpoint_files
@@ -32,7 +33,7 @@ def expected(tf):
     return weights(model)
 
 
-@pytest.mark.parametrize("strategy", LAYOUTS)
+@pytest.mark.parametrize("strategy", sampled(LAYOUTS, (), ("mirrored", "multiworker", "ps")))
 def test_killed_and_started_again(launched, tmp_path, expected, strategy):
     program = (f"{PROGRAMS}.resume", strategy, str(tmp_path))
     job = launched(LAYOUTS[strategy], *program)

@@ -33,7 +33,7 @@ CASES = [(layout, name) for layout in LAYOUTS for name in (*EVERYWHERE, *SOME[la
 QUICK = ("measured",)  # whose bands are tried in `make test`
 SMALL = ("sample_weights",)  # a Poisson loss, which is far above 0 where the counts are right
 SAVED = sampled(list(itertools.product(LAYOUTS, zoo.SAVED)), (), [case for case in CASES if case[1] in zoo.SAVED])
-TRIED = {name for _, name in CASES}
+TRIED = ("mlp", "lstm", "clipped", "averaged", "scaled", "float16")
 
 
 def _when(name):

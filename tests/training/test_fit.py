@@ -94,7 +94,7 @@ def test_equals_a_plain_tensorflow_loop(strategy, tf):
     [
         ("mirrored", 2),
         pytest.param("central", 2, marks=pytest.mark.slow),
-        pytest.param("central", 3, marks=pytest.mark.slow),
+        pytest.param("central", 3, marks=pytest.mark.exhaustive),
     ],
 )
 def test_replicas_equal_one_device(tf, name, replicas, optimizer):
