@@ -121,9 +121,8 @@ class TrainingLoop:
         finally:
             self._data.close()  # before what reads it is freed, which waits until nobody is at it
         self._dispatcher.cancel()
-        if (
-            epochs and model.optimizer is not None
-        ):  # also if a job before this one has died between its last update and this
+        # Also if a job before this one has died between its last update and this.
+        if epochs and model.optimizer is not None:
             model.optimizer.finalize_variable_values(model.trainable_variables)
         callbacks.on_train_end(logs)
         if self._checkpoints:
