@@ -274,3 +274,18 @@ def test_upstream_does_not_move_a_model_into_a_scope(tf):
     model = classifier(OPTIMIZERS["sgd"]())
     with tf2dist.make_strategy("mirrored", replicas=2).scope(), pytest.raises(AssertionError):
         model.fit(*data(), verbose=0)
+
+
+@pytest.mark.parametrize("cpus", [0, 3])
+def test_replicas_of_a_process_on_its_cpu(tf, cpus):
+    """Fails when a `MultiWorkerMirroredStrategy` counts CPU devices; then `compat.local_replicas` can go."""
+    from tf2dist.compat.local_replicas import multi_worker_mirrored
+
+    assert len(tf.config.list_logical_devices("CPU")) >= 3
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec({}), num_accelerators={"CPU": 3}
+    )
+    made = multi_worker_mirrored(resolver, tf.distribute.experimental.CommunicationOptions(), cpus)
+    assert made.num_replicas_in_sync == (cpus or 1)
+    upstream = tf.distribute.MultiWorkerMirroredStrategy(resolver)
+    assert upstream.num_replicas_in_sync == 1

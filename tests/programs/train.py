@@ -1,6 +1,6 @@
 """Run in every process of a cluster: trains the tests' models one after the other and saves what came out.
 
-python -m launch local --workers=2 -- tests.programs.train STRATEGY OUT
+python -m launch local --workers=2 -- tests.programs.train STRATEGY OUT [REPLICAS]
 """
 
 import contextlib
@@ -10,7 +10,7 @@ import sys
 
 import tf2dist
 
-strategy = tf2dist.join(sys.argv[1])
+strategy = tf2dist.join(sys.argv[1], replicas=int(sys.argv[3]) if sys.argv[3:] else None)
 out = pathlib.Path(sys.argv[2])
 
 import keras  # noqa: E402

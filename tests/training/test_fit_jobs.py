@@ -15,6 +15,7 @@ BATCH, SEED, EPOCHS = 16, 3, 3
 STEPS = -(-ROWS // BATCH)
 LAYOUTS = {
     "multiworker": ["--workers=2"],
+    "multiworker, 2 replicas each": ["--workers=2"],
     "ps, 1 worker": ["--ps=1", "--workers=1"],
     "ps, 2 workers": ["--ps=2", "--workers=2"],
 }
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture(
     scope="module",
-    params=sampled(LAYOUTS, (), ("multiworker", "ps, 2 workers")),
+    params=sampled(LAYOUTS, (), ("multiworker, 2 replicas each", "ps, 2 workers")),
 )
 def layout(request):
     return request.param
@@ -34,7 +35,8 @@ def results(layout, tmp_path_factory):
     """What the program found out in a cluster of this layout; it ran once for all tests of this file."""
     out = tmp_path_factory.mktemp("cluster") / "results.json"
     name = layout.partition(",")[0]
-    assert "trained 5 models" in run_program(LAYOUTS[layout], "train", name, out)
+    replicas = ["2"] if "replicas" in layout else []
+    assert "trained 5 models" in run_program(LAYOUTS[layout], "train", name, out, *replicas)
     return json.loads(out.read_text())
 
 

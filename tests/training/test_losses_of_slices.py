@@ -45,7 +45,11 @@ def test_equals_one_device(tf, name, where):
     loss_cases.check(ours, by_keras(name))
 
 
-LAYOUTS = {"ps": ["--ps=1", "--workers=2"], "multiworker": ["--workers=2"]}
+LAYOUTS = {
+    "ps": (["--ps=1", "--workers=2"], 1),
+    "multiworker": (["--workers=2"], 1),
+    "multiworker, 2 replicas each": (["--workers=2"], 2),
+}
 IN_CLUSTERS = (
     *loss_cases.FEW,
     "weighted masks",
@@ -57,20 +61,25 @@ IN_CLUSTERS = (
 )
 
 
-@pytest.fixture(scope="module", params=LAYOUTS)
-def strategy(request):
+@pytest.fixture(scope="module", params=sampled(LAYOUTS, (), ("ps", "multiworker")))
+def layout(request):
     return request.param
 
 
 @pytest.fixture(scope="module")
-def results(strategy, tmp_path_factory):
+def strategy(layout):
+    return layout.partition(",")[0]
+
+
+@pytest.fixture(scope="module")
+def results(layout, strategy, tmp_path_factory):
     """What a cluster made of the cases, under `ps` by synchronous updates; it ran once."""
     out = tmp_path_factory.mktemp("losses")
-    run_program(LAYOUTS[strategy], "slice_losses", strategy, out, *IN_CLUSTERS, limit=480)
+    tasks, replicas = LAYOUTS[layout]
+    run_program(tasks, "slice_losses", strategy, out, replicas, *IN_CLUSTERS, limit=480)
     return pickle.loads((out / "results.pickle").read_bytes())
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(500)
 @pytest.mark.parametrize("name", IN_CLUSTERS)
 def test_equals_one_device_in_a_cluster(tf, strategy, results, name):

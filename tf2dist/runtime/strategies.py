@@ -21,6 +21,7 @@ from tf2dist.compat.eager_operations import run_operations_without_functions
 from tf2dist.compat.fetched_results import fetch_without_functions
 from tf2dist.compat.generated_code import remove_files_at_once
 from tf2dist.compat.gil_released_calls import release_gil_in_remote_calls
+from tf2dist.compat.local_replicas import multi_worker_mirrored
 from tf2dist.compat.own_executors import use_own_executors
 from tf2dist.compat.scheduled_functions import observe_scheduling
 from tf2dist.compat.strategies import mirrored
@@ -85,7 +86,7 @@ def _multiworker(cluster: Cluster, compute: list[str]) -> tf.distribute.Strategy
     # Without the number of GPUs the strategy would train on the CPU: TensorFlow's resolver does not count them.
     gpus = len(devices.physical_gpus(compute))
     resolver = _resolver(cluster, member=True, num_accelerators={"GPU": gpus} if gpus else None)
-    return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver, communication_options=options)
+    return multi_worker_mirrored(resolver, options, cpus=0 if gpus else len(compute))
 
 
 def _central(compute: list[str]) -> tf.distribute.Strategy:
