@@ -5,6 +5,8 @@ import os
 import sys
 from typing import NoReturn
 
+from tf2dist.errors import printable
+
 
 def as_called(command: str, module: str) -> str:
     """A command as the user has called it: through the console command, or its module."""
@@ -15,4 +17,4 @@ class Parser(argparse.ArgumentParser):
     """A parser that reports a wrong command in one line, without argparse's usage."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message}; see --help\n")
+        self.exit(2, f"{self.prog}: error: {printable(message)}; see --help\n")

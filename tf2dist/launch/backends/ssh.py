@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -123,7 +124,12 @@ BACKEND: Backend = SshBackend()
 
 def _occurrences(hosts: Sequence[str]) -> list[int]:
     """For each host in the list, how many times it comes before."""
-    return [hosts[:place].count(host) for place, host in enumerate(hosts)]
+    seen: Counter[str] = Counter()
+    before: list[int] = []
+    for host in hosts:
+        before.append(seen[host])
+        seen[host] += 1
+    return before
 
 
 def _order(
