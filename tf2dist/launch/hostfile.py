@@ -10,7 +10,9 @@ from tf2dist.cluster.spec import JOBS
 from tf2dist.errors import UsageError
 from tf2dist.system.whole_numbers import whole_number
 
-_HOST = re.compile(r"(?!-)(?:[^\s:@/\[\]]+@)?(?:[A-Za-z0-9_](?:[A-Za-z0-9_.\-]*)|\[[0-9A-Fa-f:.]+\])")
+# No shell that ssh may start for a user's configuration (ProxyCommand, Match exec) finds a word of its own in a name.
+_USER = r"""[^\s:@/\[\]'"`;&<>|(){}$\x00-\x1f]+@"""
+_HOST = re.compile(rf"(?!-)(?:{_USER})?(?:[A-Za-z0-9_](?:[A-Za-z0-9_.\-]*)|\[[0-9A-Fa-f:.]+\])")
 
 
 def parse_hosts(text: str) -> list[tuple[str, int]]:

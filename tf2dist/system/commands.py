@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import sys
 from typing import NoReturn
 
@@ -15,6 +16,13 @@ def as_called(command: str, module: str) -> str:
 
 class Parser(argparse.ArgumentParser):
     """A parser that reports a wrong command in one line, without argparse's usage."""
+
+    def parse_known_args(self, args=None, namespace=None):  # type: ignore[override]  # as argparse's own
+        """As in argparse, which makes an empty list of the value in `--name=--`."""
+        for argument in sys.argv[1:] if args is None else args:
+            if re.fullmatch(r"--\w+=--", argument):
+                self.error(f"argument {argument[:-3]}: expected another value than --")
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {printable(message)}; see --help\n")
