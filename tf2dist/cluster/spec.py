@@ -184,7 +184,7 @@ def _addresses(job: object, found: object) -> tuple[str, ...]:
 
 def _is_address(text: str) -> bool:
     match = _ADDRESS.fullmatch(text)
-    return match is not None and 0 < int(match[2]) < 65536 and _is_host(match[1])
+    return match is not None and text.isprintable() and 0 < int(match[2]) < 65536 and _is_host(match[1])
 
 
 def _is_host(name: str) -> bool:
