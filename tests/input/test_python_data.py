@@ -13,6 +13,8 @@ import tf2dist
 from tests.conftest import sampled
 from tests.input.python_kinds import BROKEN, KINDS, STEPS, Rows, batches, composite, endless
 from tests.models import OPTIMIZERS, ROWS, classifier, weights
+from tf2dist.errors import UsageError
+from tf2dist.input.batch_reader import BatchReader
 from tf2dist.system import linux
 
 
@@ -196,3 +198,12 @@ class _Unsized:
 
     def __iter__(self):
         return itertools.islice(self._make(), 15)
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "inf"])
+def test_a_time_limit_that_is_none(monkeypatch, text):
+    monkeypatch.setenv("TF2DIST_BATCH_TIMEOUT", text)
+    with pytest.raises(
+        UsageError, match=rf"^TF2DIST_BATCH_TIMEOUT is '{text}'; it must be a number of seconds above 0$"
+    ):
+        BatchReader(lambda: iter([]), "data")

@@ -45,13 +45,13 @@ def test_names_of_models(text):
     parsed(ConvertError, find.parsed, text)
 
 
-@pytest.mark.parametrize("text", ["a:f(" + "[" * 1000, "a:" + "-" * 5000 + "1", "a:f(" + "9" * 5000 + ")", "a:f(*b)", "a:f({[]: 1})", "a:f(1 + 'x')",
-                                  "a:" + "(" * 150 + "b" + ")" * 150, "a:f(" + "-" * 900 + "1)"],
-                         ids=range(8))  # fmt: skip
+_MODELS = ("a:f(" + "[" * 1000, "a:" + "-" * 5000 + "1", "a:f(" + "9" * 5000 + ")", "a:f(*b)", "a:f({[]: 1})",
+           "a:f(1 + 'x')", "a:" + "(" * 150 + "b" + ")" * 150, "a:f(" + "-" * 900 + "1)")  # fmt: skip
+
+
+@pytest.mark.parametrize("text", _MODELS, ids=range(len(_MODELS)))
 def test_models_of_too_much(text):
-    with pytest.raises(ConvertError):
-        assert parsed(ConvertError, find.parsed, text) is not None
-        raise ConvertError("it has a name")
+    parsed(ConvertError, find.parsed, text)
 
 
 @examples()

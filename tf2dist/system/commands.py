@@ -4,7 +4,8 @@ import argparse
 import os
 import re
 import sys
-from typing import NoReturn
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 from tf2dist.errors import printable
 
@@ -17,7 +18,9 @@ def as_called(command: str, module: str) -> str:
 class Parser(argparse.ArgumentParser):
     """A parser that reports a wrong command in one line, without argparse's usage."""
 
-    def parse_known_args(self, args=None, namespace=None):  # type: ignore[override]  # as argparse's own
+    def parse_known_args(  # type: ignore[override]  # argparse's has overloads
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
         """As in argparse, which makes an empty list of the value in `--name=--`."""
         for argument in sys.argv[1:] if args is None else args:
             if re.fullmatch(r"--\w+=--", argument):
