@@ -36,3 +36,14 @@ def test_variables(text):
     ):
         with contextlib.suppress(ValueError), bounded():
             assert (found := read()) is None or 0 <= found < float("inf")
+
+
+def test_gpus_of_very_large_numbers():
+    huge = "9" * 5000
+
+    def look(*arguments):
+        return _LIST if "--list-gpus" in arguments else f"0, GPU-111, {huge}, {huge}\n"
+
+    with mock.patch.object(gpus, "nvidia_smi", look):
+        assert gpus.memory(("0",), {}) == {}
+        assert parsed(UsageError, gpus.visible, {gpus.VISIBLE: huge}) is None
