@@ -9,9 +9,9 @@ _HEADINGS = ("Graph execution error", "Detected at node", "File ", "<stack", "Ad
 
 def printable(text: str) -> str:
     """Returns text from anywhere as one line that any terminal can show; one that is very long without its middle."""
-    if len(text) > _LONGEST:
-        text = f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"
-    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"
 
 
 class UsageError(ValueError):

@@ -94,3 +94,6 @@ def test_arguments_with_ends_of_lines_are_refused_in_one(capsys):
     with pytest.raises(SystemExit):
         commands.Parser("command").parse_args(["a\nb\x1b[2J"])
     assert capsys.readouterr().err == "command: error: unrecognized arguments: a\\nb\\x1b[2J; see --help\n"
+    with pytest.raises(SystemExit):
+        commands.Parser("command").parse_args(["\x1b" * 100_000])
+    assert len(capsys.readouterr().err) < 5000
