@@ -3,13 +3,24 @@
 import functools
 import re
 
+_LONGEST = 4000  # characters of a message: what was found may be a whole file
 _HEADINGS = ("Graph execution error", "Detected at node", "File ", "<stack", "Additional GRPC", "2 root error")
+
+
+def printable(text: str) -> str:
+    """Returns text from anywhere as one line that any terminal can show; one that is very long without its middle."""
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"
 
 
 class UsageError(ValueError):
     """A command or call that cannot be right; the message is one line: what, what was found, what would be right."""
 
     ag_pass_through = True  # AutoGraph raises it as it is, and not as an error of its own that is no ValueError
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
 
 
 class TrainingError(ValueError):

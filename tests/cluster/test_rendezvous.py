@@ -359,7 +359,8 @@ def test_two_leaders_at_once(cluster):
     following = {PS: follow(cluster, PS), WORKER0: follow(cluster, WORKER0)}
     leaders = [background(wait_for_followers, cluster, list(following), 2.0) for _ in range(2)]
     errors = [leader.exception(DEADLINE) for leader in leaders]
-    assert all(isinstance(error, RendezvousError) for error in errors if error)
+    # Where one looks whether its own address leads to it, the other one finds its port in use.
+    assert all(isinstance(error, (RendezvousError, ClusterError)) for error in errors if error)
     won = [leader.result() for leader, error in zip(leaders, errors, strict=True) if not error]
     assert len(won) <= 1
     for lines in won:

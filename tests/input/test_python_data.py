@@ -13,6 +13,8 @@ import tf2dist
 from tests.conftest import sampled
 from tests.input.python_kinds import BROKEN, KINDS, STEPS, Rows, batches, composite, endless
 from tests.models import OPTIMIZERS, ROWS, classifier, weights
+from tf2dist.errors import UsageError
+from tf2dist.input.batch_reader import BatchReader
 from tf2dist.input.make_adapter import make_data_adapter
 from tf2dist.system import linux
 
@@ -220,3 +222,12 @@ def test_slices_for_synchronous_workers_make_up_the_batches(tf):
         pair = turns[total * number : total * (number + 1)]
         np.testing.assert_array_equal(np.concatenate([labels for (_, labels), _ in pair]), y)
         np.testing.assert_allclose([float(weight) for _, weight in pair], 0.5)
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "inf"])
+def test_a_time_limit_that_is_none(monkeypatch, text):
+    monkeypatch.setenv("TF2DIST_BATCH_TIMEOUT", text)
+    with pytest.raises(
+        UsageError, match=rf"^TF2DIST_BATCH_TIMEOUT is '{text}'; it must be a number of seconds above 0$"
+    ):
+        BatchReader(lambda: iter([]), "data")

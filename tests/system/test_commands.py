@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from tf2dist import __main__ as command
+from tf2dist.system import commands
 
 
 @pytest.mark.parametrize(
@@ -79,3 +80,20 @@ def test_output_that_nobody_reads(command, tmp_path):
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         process.stdout.close()
         assert (process.stderr.read(), process.wait(timeout=60)) == ("", 141)
+
+
+def test_a_value_that_argparse_drops(capsys):
+    parser = commands.Parser("command")
+    parser.add_argument("--out")
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--out=--"])
+    assert capsys.readouterr().err == "command: error: argument --out: expected another value than --; see --help\n"
+
+
+def test_arguments_with_ends_of_lines_are_refused_in_one(capsys):
+    with pytest.raises(SystemExit):
+        commands.Parser("command").parse_args(["a\nb\x1b[2J"])
+    assert capsys.readouterr().err == "command: error: unrecognized arguments: a\\nb\\x1b[2J; see --help\n"
+    with pytest.raises(SystemExit):
+        commands.Parser("command").parse_args(["\x1b" * 100_000])
+    assert len(capsys.readouterr().err) < 5000

@@ -60,6 +60,8 @@ FLAGS = [
     case("--replicas=0", said=("--replicas=0", "positive integer")),
     case("--ps=0", "--strategy=ps", said="--ps=0"),
     case("--workers=0", "--strategy=ps", said="--workers=0"),
+    case("--workers=99999999999", "--strategy=ps", said=("--workers=99999999999", "[1, 65535]")),
+    case("--replicas=99999999999", "--strategy=mirrored", said=("--replicas=99999999999", "[1, 1024]")),
     case("--xla=maybe", said="--xla=maybe"),
 ]
 TOGETHER = [

@@ -29,6 +29,7 @@ PING_INTERVAL = 5.0  # seconds between two heartbeats
 GRACE = 60.0  # seconds without a message after which a task counts as lost; a stopped or overloaded host can be late
 SILENCE = 15.0  # seconds without a message after which the leader says whom the job may wait for
 _MESSAGE = re.compile(rb"([a-z]+)(?: \d{1,9})?")
+_LONGEST = 64  # bytes, more than any message has
 _EXIT_TIMEOUT = 30.0  # seconds that a coordinator gets to exit after it has sent that the job is done
 
 
@@ -78,6 +79,7 @@ class TaskConnection:
                 found = _MESSAGE.fullmatch(line)
                 if found and found[1].decode() in messages:
                     return line.decode()
+            self._buffer = self._buffer[:_LONGEST]  # the beginning of a line that goes on, and is none of ours
             left = GRACE if deadline is None else min(GRACE, deadline - time.monotonic())
             if left <= 0:
                 raise TimeoutError(f"{self} did not say {' or '.join(messages)} within {limit:g} s")

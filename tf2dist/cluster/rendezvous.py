@@ -246,7 +246,10 @@ def wait_for_leader(cluster: Cluster, leader: Task, limit: float = START_TIMEOUT
             with contextlib.suppress(OSError):  # nobody has connected; or so many that no file descriptor is left
                 caller, (host, *_) = listener.accept()
                 arguments = caller, host.removeprefix("::ffff:"), greetings
-                threading.Thread(target=_receive_greeting, args=arguments, daemon=True).start()
+                try:
+                    threading.Thread(target=_receive_greeting, args=arguments, daemon=True).start()
+                except RuntimeError:  # no thread is left: so many have connected
+                    caller.close()
             while not greetings.empty():
                 connection = _answer(cluster, leader, *greetings.get())
                 if connection is None:
@@ -295,7 +298,7 @@ def _answer(
     cluster: Cluster, leader: Task, connection: socket.socket, host: str, greeting: dict[str, object]
 ) -> TaskConnection | None:
     """Answers a greeting; None where clusters or versions differ (the leader reports it), or the caller is gone."""
-    reason = _difference(cluster, greeting)
+    reason = _printable(_difference(cluster, greeting))
     try:
         connection.settimeout(_ANSWER_TIMEOUT)
         connection.sendall(json.dumps({"error": reason} if reason else {"ok": True}).encode() + b"\n")

@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
-from tf2dist.errors import UsageError
+from tf2dist.errors import UsageError, printable
 
 JOBS = ("chief", "worker", "ps", "evaluator")
+MOST_TASKS = 65_535  # of a job that a few characters can ask for; a host has as many ports
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\s:/\[\]\x00-\x1f]+):([0-9]{1,5})")
@@ -122,8 +124,8 @@ class Cluster:
     @property
     def most_tasks_on_a_host(self) -> int:
         """The most tasks that share a host."""
-        hosts = [self.address(task).rpartition(":")[0].lower() for task in self.tasks]
-        return max(map(hosts.count, hosts))
+        hosts = Counter(self.address(task).rpartition(":")[0].lower() for task in self.tasks)
+        return max(hosts.values())
 
     def at(self, task: Task) -> Cluster:
         """The same cluster seen from another task."""
@@ -182,7 +184,7 @@ def _addresses(job: object, found: object) -> tuple[str, ...]:
 
 def _is_address(text: str) -> bool:
     match = _ADDRESS.fullmatch(text)
-    return match is not None and 0 < int(match[2]) < 65536 and _is_host(match[1])
+    return match is not None and text.isprintable() and 0 < int(match[2]) < 65536 and _is_host(match[1])
 
 
 def _is_host(name: str) -> bool:
@@ -195,7 +197,7 @@ def _is_host(name: str) -> bool:
 
 def one_line(text: str) -> str:
     """Text from elsewhere as one line of characters that can be shown, also on a terminal."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(text.split()))
+    return printable(" ".join(text.split()))
 
 
 def _short(text: str, limit: int = 80) -> str:

@@ -4,8 +4,15 @@
 Imports no TensorFlow.
 """
 
-from tf2dist.errors import UsageError
+from tf2dist.errors import UsageError, printable
 
 
 class ConvertError(UsageError):
     """A conversion that cannot be: one line for each thing that is wrong, with what would be right."""
+
+    def __init__(self, *lines: str) -> None:
+        super().__init__(lines[0])
+        self.args = tuple(map(printable, lines))
+
+    def __str__(self) -> str:
+        return "\n".join(self.args)

@@ -65,7 +65,7 @@ def name_map(path: str) -> dict[str, str]:
     try:
         with open(path) as file:
             found = json.load(file, object_pairs_hook=_once)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConvertError(f"--map={path} cannot be read: {error}") from None
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found.values()):
         raise ConvertError(f'--map={path} is no JSON object of names, as {{"dense/kernel": "hidden/weights"}}')
@@ -136,7 +136,7 @@ def parsed(text: str) -> tuple[str, str, list | None, dict]:
             raise ValueError
         arguments = [ast.literal_eval(a) for a in call.args] if call else None
         keywords = {k.arg or "**": ast.literal_eval(k.value) for k in call.keywords} if call else {}
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):  # the last three of what is too much
         raise ConvertError(
             f"--model={text} names no model; FILE.keras, MODULE:MODEL and MODULE:FUNCTION(ARGUMENTS) do, as "
             "'trainers.mnist_networks:sigmoid(0.001)'"

@@ -72,7 +72,7 @@ def match(wanted: Mapping[str, Shape], found: Mapping[str, Shape], given: Mappin
                 for path in paths
             ]
     if wrong:
-        raise ConvertError("\n".join(wrong))
+        raise ConvertError(*wrong)
     return {path: matches[path] for path in wanted}
 
 

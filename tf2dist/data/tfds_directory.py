@@ -52,7 +52,7 @@ def shard_files(directory: str) -> dict[str, list[str]]:
             raise DataError(f"{path} is missing; {again}")
     try:
         expected = _expected_shards(info)
-    except (AttributeError, LookupError, OSError, TypeError, ValueError) as error:
+    except (AttributeError, LookupError, OSError, OverflowError, RecursionError, TypeError, ValueError) as error:
         raise DataError(f"{info} is not what tensorflow-datasets writes for MNIST ({error!r}); {again}") from None
     for lengths in expected.values():
         for name, length in lengths:
@@ -78,7 +78,8 @@ def _expected_shards(info: str) -> dict[str, list[tuple[str, int]]]:
         template = splits[name].get("filepathTemplate") or "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
         expected[name] = [
             (
-                template.format(
+                _filled(
+                    template,
                     DATASET=about["name"],
                     SPLIT=name,
                     FILEFORMAT="tfrecord",
@@ -91,6 +92,11 @@ def _expected_shards(info: str) -> dict[str, list[tuple[str, int]]]:
         if not sum(lengths):
             raise ValueError(f"split {name} has no records")
     return expected
+
+
+def _filled(template: str, **parts: str) -> str:
+    """Returns the template with the parts in their places, and nothing else that `str.format` could be told to do."""
+    return re.sub(r"\{(\w+)\}", lambda place: parts[place[1]], template)
 
 
 def load(directory: str):

@@ -40,4 +40,6 @@ def read_arrays(files: Sequence[str], parse: Callable[..., Any], expected: str =
             images, labels = zip(*batches.as_numpy_iterator(), strict=True)
         except tf.errors.OpError as error:
             raise DataError(f"{', '.join(files)} cannot be read{expected}: {op_error_message(error)}") from None
+        except UnicodeDecodeError:  # in the message of TensorFlow's error, which shows the record
+            raise DataError(f"{', '.join(files)} cannot be read{expected}: a record is no tf.train.Example") from None
     return np.concatenate(images), np.concatenate(labels)

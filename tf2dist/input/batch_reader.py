@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tf2dist.errors import TrainingError
+from tf2dist.errors import TrainingError, UsageError
 from tf2dist.system import environment_variables
 
 _log = logging.getLogger("tf2dist")
@@ -47,7 +47,10 @@ class BatchReader:
     ) -> None:
         self.failure: BaseException | None = None
         self._open, self._what, self._first, self._put_back = open_batches, what, first, put_back
-        self._limit = environment_variables.seconds(environment_variables.BATCH_TIMEOUT, os.environ, BATCH_SECONDS)
+        try:
+            self._limit = environment_variables.seconds(environment_variables.BATCH_TIMEOUT, os.environ, BATCH_SECONDS)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
         self._changed = threading.Condition()
         self._ready: deque[Any] = deque()
         self._allowed = self._read = self._taken = self._skipped = 0

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tf2dist.cluster.loss_policy import OnLoss, on_loss
 from tf2dist.cluster.roles import leader_among
-from tf2dist.cluster.spec import Cluster, ClusterError, Task
+from tf2dist.cluster.spec import MOST_TASKS, Cluster, ClusterError, Task
 from tf2dist.errors import UsageError
 from tf2dist.launch import hostfile
 from tf2dist.system import environment_variables
@@ -77,16 +78,16 @@ class Layout:
         Raises:
           UsageError: two tasks have the same address, or a port is out of range.
         """
-        jobs: dict[str, tuple[str, ...]] = {}
+        jobs: dict[str, list[str]] = {}
         used: dict[str, int] = {}
         for place in self.cluster_members:
             at = address(place.host)
             number = place.port
             if number is None:
                 number, used[at] = (port or DEFAULT_PORT) + used.get(at, 0), used.get(at, 0) + 1
-            jobs[place.task.job] = (*jobs.get(place.task.job, ()), f"{at}:{number}")
+            jobs.setdefault(place.task.job, []).append(f"{at}:{number}")
         try:
-            return Cluster(jobs, self.cluster_members[0].task)
+            return Cluster({job: tuple(found) for job, found in jobs.items()}, self.cluster_members[0].task)
         except ClusterError as error:
             raise UsageError(str(error)) from None
 
@@ -114,6 +115,9 @@ def place_tasks(
       UsageError: a number is out of its range, or there are more workers than slots.
     """
     ps = ps or 0
+    for what, number in {"parameter servers": ps, "workers": workers or 0, "slots": sum(n for _, n in hosts)}.items():
+        if number > MOST_TASKS:
+            raise UsageError(f"the number of {what} is {number}; it must be {MOST_TASKS} or less")
     slots = [name for name, number in hosts for _ in range(number)]
     workers = (len(slots) or 1) if workers is None else workers
     if ps < 0:
@@ -194,9 +198,9 @@ def from_options(options: argparse.Namespace) -> Layout:
         found = hostfile.parse_hosts(options.hosts)
     elif options.hostfile is not None:
         found = hostfile.read_hostfile(options.hostfile)
-    names = [name for name, _ in found]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise UsageError(f"host {twice[0]} is named {names.count(twice[0])} times; several slots are {twice[0]}:N")
+    for name, times in Counter(name for name, _ in found).items():
+        if times > 1:
+            raise UsageError(f"host {name} is named {times} times; several slots are {name}:N")
     return place_tasks(options.ps, options.workers, options.chief, options.evaluator, found)
 
 

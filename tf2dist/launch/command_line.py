@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn, cast
 
-from tf2dist.errors import UsageError
+from tf2dist.errors import UsageError, printable
 from tf2dist.launch import backend
 from tf2dist.launch.backend import Backend
 from tf2dist.system import linux, standard_output
@@ -80,5 +80,5 @@ def _parser(name: str, chosen: Backend) -> Parser:
 
 
 def _refuse(message: str) -> int:
-    print(f"launch: {message}", file=sys.stderr)
+    print(f"launch: {printable(message)}", file=sys.stderr)
     return 2

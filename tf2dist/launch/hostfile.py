@@ -8,8 +8,11 @@ from typing import cast
 
 from tf2dist.cluster.spec import JOBS
 from tf2dist.errors import UsageError
+from tf2dist.system.whole_numbers import whole_number
 
-_HOST = re.compile(r"(?!-)(?:[^\s:@/\[\]]+@)?(?:[A-Za-z0-9_](?:[A-Za-z0-9_.\-]*)|\[[0-9A-Fa-f:.]+\])")
+# No shell that ssh may start for a user's configuration (ProxyCommand, Match exec) finds a word of its own in a name.
+_USER = r"""[^\s:@/\[\]'"`;&<>|(){}$\x00-\x1f]+@"""
+_HOST = re.compile(rf"(?!-)(?:{_USER})?(?:[A-Za-z0-9_](?:[A-Za-z0-9_.\-]*)|\[[0-9A-Fa-f:.]+\])")
 
 
 def parse_hosts(text: str) -> list[tuple[str, int]]:
@@ -56,7 +59,7 @@ def read_cluster_file(path: str) -> dict[str, list[tuple[str, int | None]]]:
             found: dict[str, object] = tomllib.load(file)
     except OSError as error:
         raise UsageError(f"--cluster={path} cannot be read: {(error.strerror or str(error)).lower()}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError, no UTF-8, a number of very many digits
         raise UsageError(f"--cluster={path} is not TOML: {error}") from None
     jobs: dict[str, list[tuple[str, int | None]]] = {}
     for job in found:
@@ -85,8 +88,8 @@ def _host_and_number(text: str, where: str, what: str) -> tuple[str, int | None]
     name, number = text.strip(), None
     if not name.endswith("]") and ":" in name:
         name, _, digits = name.rpartition(":")
-        number = int(digits) if digits.isdecimal() else 0
-        if not 0 < number < 65536:
+        number = whole_number(digits)
+        if not number or number > 65535:
             raise UsageError(f"{where} has {text!r}, and {digits!r} is not {what}")
     if not _HOST.fullmatch(name):
         raise UsageError(f"{where} has {text!r}, which names no host; hosts are written name or name:N")

@@ -2,8 +2,12 @@
 
 import argparse
 import os
+import re
 import sys
-from typing import NoReturn
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from tf2dist.errors import printable
 
 
 def as_called(command: str, module: str) -> str:
@@ -14,5 +18,14 @@ def as_called(command: str, module: str) -> str:
 class Parser(argparse.ArgumentParser):
     """A parser that reports a wrong command in one line, without argparse's usage."""
 
+    def parse_known_args(  # type: ignore[override]  # argparse's has overloads
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        """As in argparse, which makes an empty list of the value in `--name=--`."""
+        for argument in sys.argv[1:] if args is None else args:
+            if re.fullmatch(r"--\w+=--", argument):
+                self.error(f"argument {argument[:-3]}: expected another value than --")
+        return super().parse_known_args(args, namespace)
+
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message}; see --help\n")
+        self.exit(2, f"{self.prog}: error: {printable(message)}; see --help\n")

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+from tf2dist.system.whole_numbers import whole_number
+
 START_TIMEOUT = "TF2DIST_START_TIMEOUT"  # seconds that a task waits for the others
 LAUNCHED_AT = "TF2DIST_LAUNCHED_AT"  # Unix time at which the user's command began
 JOB_ID = "TF2DIST_JOB_ID"  # tasks that have different ones are of different jobs, and do not start together
@@ -48,9 +50,10 @@ def count(name: str, environ: Mapping[str, str]) -> int | None:
       ValueError: it holds something else; in one line.
     """
     text = environ.get(name, "")
-    if text and not (text.isascii() and text.isdecimal() and int(text)):
+    found = whole_number(text)
+    if text and not found:
         raise ValueError(f"{name} is {text!r}; it must be a whole number above 0")
-    return int(text) if text else None
+    return found
 
 
 def switch(name: str, environ: Mapping[str, str]) -> bool:

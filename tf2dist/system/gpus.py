@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tf2dist.errors import UsageError
+from tf2dist.system.whole_numbers import whole_number
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 NONE = "-1"  # as VISIBLE: no GPU
@@ -75,7 +76,7 @@ def memory(names: tuple[str, ...], environ: Mapping[str, str] = os.environ) -> d
     It counts them in its own order: where they differ, and CUDA counts in another one, a number says nothing.
     """
     said = nvidia_smi("--query-gpu=index,uuid,memory.total,memory.free", "--format=csv,noheader,nounits") or ""
-    rows = re.findall(r"^(\d+), *([^,]+), *(\d+), *(\d+)$", said, re.MULTILINE)
+    rows = re.findall(r"^(\d+), *([^,]+), *(\d{1,9}), *(\d{1,9})$", said, re.MULTILINE)
     numbered = (
         len({total for _, _, total, _ in rows}) < 2 or VISIBLE not in environ or environ.get(ORDER) == AS_NVIDIA_SMI
     )
@@ -118,7 +119,8 @@ def _may_name(name: str) -> bool:
 def _is_one_of(name: str, there: tuple[str, ...]) -> bool:
     """Is this the number of one of these GPUs, or the UUID of one or of a part of one (MIG), or its beginning?"""
     if name.isdecimal():
-        return int(name) < len(there)
+        number = whole_number(name)
+        return number is not None and number < len(there)
     if name.startswith("GPU-"):
         return "" in there or any(uuid.startswith(name) for uuid in there)
     return name.startswith("MIG-") and bool(there)

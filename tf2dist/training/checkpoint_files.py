@@ -163,17 +163,21 @@ def read_checkpoint(model: keras.Model, path: str) -> SavedProgress:
         sums = [np.asarray(t, np.float64) for t in sums]
         in_epoch = bool(state.get("ends_epoch")), bool(state.get("stops"))  # older ones have neither
         progress = SavedProgress(int(step), sums, state.get("steps_per_epoch"), *in_epoch)  # nor that
+        if progress.global_step < 0 or not (progress.steps_per_epoch is None or progress.steps_per_epoch > 0):
+            raise ValueError(f"step {progress.global_step} with {progress.steps_per_epoch} steps an epoch")
         shapes = state["shapes"]
         if state.get("weights_sha256", found := _sha256(weights)) != found:  # older ones have none
             raise DamagedError(f"{_WEIGHTS} is not what was written")
         check_shapes(model, shapes, path)
         seeds = [np.asarray(s, np.int64) for s in state.get("seed_states", ())]  # older ones have none
+        if any(v.shape != s.shape for v, s in zip(seed_states(model), seeds, strict=False)):
+            raise ValueError("states of random numbers have other shapes")
         if "weights_sha256" not in state:
             with h5py.File(weights):
                 pass  # one that was cut off cannot be opened
     except CheckpointError:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise DamagedError(f"{type(error).__name__}: {error}") from None
     except OSError as error:
         if error.errno in _MAY_BE_READ_LATER:

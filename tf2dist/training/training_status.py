@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import socket
 import threading
@@ -25,22 +26,28 @@ _log = logging.getLogger("tf2dist")
 
 def read_status(directory: str) -> tuple[str, float]:
     """What a training in this directory last said, and when: one of the states above, or "", with a Unix time."""
-    try:
-        with open(os.path.join(directory, STATUS_FILE)) as file:
-            found = json.load(file)
-        return found["state"], found["time"]
-    except (OSError, ValueError, KeyError):
-        return "", 0.0
+    found = _read(directory)
+    state, when = found.get("state"), found.get("time")
+    if isinstance(state, str) and isinstance(when, (int, float)) and math.isfinite(when):
+        return state, when
+    return "", 0.0
 
 
 def read_stopped_at(directory: str) -> int | None:
     """The global step at which a callback had stopped a training before its job was preempted; None if none had."""
+    found = _read(directory)
+    step = found.get("stopped_at")
+    return step if found.get("state") == "preempted" and isinstance(step, int) and step >= 0 else None
+
+
+def _read(directory: str) -> dict[str, object]:
+    """What the file holds; nothing where there is none, or one that nobody here has written."""
     try:
         with open(os.path.join(directory, STATUS_FILE)) as file:
             found = json.load(file)
-        return int(found["stopped_at"]) if found["state"] == "preempted" else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def write_status(directory: str, state: str, *, stopped_at: int | None = None, writer: str = "") -> None:
@@ -92,12 +99,8 @@ class StatusUpdates:
 
     def _other_writer(self) -> str:
         """Who has written the status since this training did; nobody, if it is still this one's."""
-        try:
-            with open(os.path.join(self._directory, STATUS_FILE)) as file:
-                writer = json.load(file)["writer"]
-        except (OSError, ValueError, KeyError, TypeError):
-            return ""
-        return "" if writer == self._writer else writer
+        writer = _read(self._directory).get("writer")
+        return writer if isinstance(writer, str) and writer != self._writer else ""
 
     def end(self, status: str) -> None:
         """Writes the last status.

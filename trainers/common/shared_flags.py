@@ -8,7 +8,7 @@ from absl import flags
 
 from tf2dist.cluster import environments
 from tf2dist.cluster.roles import Role, leader_of, role_of
-from tf2dist.cluster.spec import Cluster
+from tf2dist.cluster.spec import MOST_TASKS, Cluster
 from tf2dist.cluster.strategies import STRATEGIES, default_strategy
 from tf2dist.errors import UsageError
 from tf2dist.system import gpus
@@ -17,10 +17,14 @@ from tf2dist.system.local_paths import check_local
 _STRATEGY = flags.DEFINE_enum(
     "strategy", None, list(STRATEGIES), "How to train. Default: what the cluster is made for, or 'one' without one."
 )
-_PS = flags.DEFINE_integer("ps", 1, "Parameter servers of the local cluster.", lower_bound=1)
-_WORKERS = flags.DEFINE_integer("workers", 2, "Workers of the local cluster.", lower_bound=1)
+_PS = flags.DEFINE_integer("ps", 1, "Parameter servers of the local cluster.", lower_bound=1, upper_bound=MOST_TASKS)
+_WORKERS = flags.DEFINE_integer("workers", 2, "Workers of the local cluster.", lower_bound=1, upper_bound=MOST_TASKS)
 _REPLICAS = flags.DEFINE_integer(
-    "replicas", None, "Devices in each process: GPUs, or virtual CPUs where there are none.", lower_bound=1
+    "replicas",
+    None,
+    "Devices in each process: GPUs, or virtual CPUs where there are none.",
+    lower_bound=1,
+    upper_bound=1024,
 )
 _PS_HOSTS = flags.DEFINE_list("ps_hosts", [], "Parameter servers of the job, host:port,...")
 _WORKER_HOSTS = flags.DEFINE_list("worker_hosts", [], "Workers of the job, host:port,...; worker 0 also coordinates.")

@@ -19,6 +19,7 @@ from trainers.life import classic_patterns, packed_board, pattern_files, rule
 from trainers.life.pattern_files import Pattern
 from trainers.life.rule import Rule
 
+_MOST = 99_999_999  # rows or columns
 _DEFAULT_SIZE = 50  # rows and columns, as in the tutorials; a pattern gets twice its own size if that is more
 
 
@@ -75,6 +76,8 @@ def choose(pattern: str, size: str | None, at: str | None, rule_text: str | None
     """
     found = _find(pattern)
     rows, columns = _size(size, found)
+    if max(rows, columns) > _MOST:
+        raise DataError(f"--pattern={pattern} needs a board of {rows}x{columns} cells; {_MOST}x{_MOST} is the largest")
     chosen = rule.parse(rule_text) if rule_text is not None else (found and found.rule) or rule.LIFE
     edges = edges or (found.board[2] if found and found.board else "torus")
     if found is None:

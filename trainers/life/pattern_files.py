@@ -9,6 +9,7 @@ import gzip
 import os
 import re
 import zlib
+from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -24,9 +25,9 @@ EDGES = {"torus": "T", "dead": "P"}  # and their letters in RLE headers
 
 _MAX_CELLS = 2**27  # 2 GiB of coordinates
 _MAX_CHARACTERS = 2**28  # of a file
-_HEADER = re.compile(r"\s*x\s*=\s*(\d+)\s*,\s*y\s*=\s*(\d+)\s*(?:,\s*rule\s*=\s*(\S+)\s*)?")
+_HEADER = re.compile(r"\s*x\s*=\s*(\d{1,15})\s*,\s*y\s*=\s*(\d{1,15})\s*(?:,\s*rule\s*=\s*(\S+)\s*)?")
 _RUN = re.compile(r"(\d*)\s*([bo$!])|\s+", re.IGNORECASE)
-_BOUNDS = re.compile(r"([TP])(\d+),(\d+)", re.IGNORECASE)
+_BOUNDS = re.compile(r"([TP])(\d{1,15}),(\d{1,15})", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def parse(text: str, name: str = "the pattern") -> Pattern:
     first = next((i for i, line in enumerate(lines) if line.strip() and not line.startswith(("#", "!"))), None)
     if first is None:
         if any(line.startswith("!") for line in lines):
-            return Pattern(_pairs([]), 0, 0)
+            return Pattern(_joined([]), 0, 0)
         raise _wrong(name, 1, 1, "nothing", "a pattern in RLE, Life 1.06 or plaintext")
     if re.match(r"\s*x\s*=", lines[first]):
         return _rle(lines, first, name)
@@ -103,7 +104,7 @@ def _rle(lines: list[str], first: int, name: str) -> Pattern:
             many, what = run[1], (run[2] or "").lower()
             length = int(many) if many and len(many) < 12 else 10**12 if many else 1
             if what == "!":
-                return Pattern(_pairs(found), rows, columns, rule, board)
+                return Pattern(_joined(found), rows, columns, rule, board)
             if what == "$":
                 row, column = row + length, 0
             elif what:
@@ -132,23 +133,26 @@ def _rule_and_board(text: str) -> tuple[Rule, tuple[int, int, str] | None]:
 
 
 def _life_106(lines: list[str], name: str) -> Pattern:
-    pairs = []
+    numbers = array("q")
     for number, line in enumerate(lines[1:], 2):
         if not line.strip() or line.startswith("#"):
             continue
         if not re.fullmatch(r"\s*-?\d{1,15}\s+-?\d{1,15}\s*", line):
             raise _wrong(name, number, 1, line, "a column and a row, two whole numbers")
         x, y = line.split()
-        pairs.append((int(y), int(x)))
-    cells = _pairs([np.array(pairs).reshape(-1, 2)] if pairs else [])
-    if not len(cells):
-        return Pattern(cells, 0, 0)
-    cells = cells - cells.min(0)
+        numbers.extend((int(y), int(x)))
+    if not numbers:
+        return Pattern(_joined([]), 0, 0)
+    cells = np.array(numbers).reshape(-1, 2)
+    cells = cells[np.lexsort((cells[:, 1], cells[:, 0]))]
+    again = np.r_[False, (np.diff(cells, axis=0) == 0).all(1)]
+    cells = cells[~again] - cells.min(0)
     return Pattern(cells, int(cells[:, 0].max()) + 1, int(cells[:, 1].max()) + 1)
 
 
 def _plaintext(lines: list[str], name: str) -> Pattern:
-    pairs, row, columns, rows = [], 0, 0, 0
+    found: list[np.ndarray] = []
+    row = columns = rows = 0
     for number, line in enumerate(lines, 1):
         if line.startswith("!"):
             continue
@@ -156,19 +160,19 @@ def _plaintext(lines: list[str], name: str) -> Pattern:
         if wrong := re.search(r"[^.O*]", line):
             expected = "a header x = , y = (RLE), #Life 1.06, or rows of . and O" if not rows else ". or O"
             raise _wrong(name, number, wrong.start() + 1, line[wrong.start() :], expected)
-        pairs += [(row, i) for i, letter in enumerate(line) if letter != "."]
+        alive = np.flatnonzero(np.frombuffer(line.encode(), np.uint8) != ord("."))
+        if len(alive):
+            found.append(np.stack([np.full(len(alive), row), alive], 1))
         columns = max(columns, len(line))
         row += 1
         if line:
             rows = row  # empty lines at the end are no rows
-    return Pattern(_pairs([np.array(pairs).reshape(-1, 2)] if pairs else []), rows, columns)
+    return Pattern(_joined(found), rows, columns)
 
 
-def _pairs(found: list[np.ndarray]) -> np.ndarray:
-    """Returns the cells i64[n, 2] in reading order, without duplicates."""
-    if not found:
-        return np.empty([0, 2], np.int64)
-    return np.unique(np.concatenate(found).astype(np.int64), axis=0)
+def _joined(found: list[np.ndarray]) -> np.ndarray:
+    """Returns the cells i64[n, 2] of these runs, which are in reading order."""
+    return np.concatenate(found) if found else np.empty([0, 2], np.int64)
 
 
 def _wrong(name: str, line: int, column: int, found: str, expected: str) -> DataError:

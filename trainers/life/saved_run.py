@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import zipfile
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,6 +68,9 @@ def read(folder: str) -> SavedRun | None:
             memory = {n.removeprefix("memory_"): file[n] for n in file.files if n.startswith("memory_")}
             beginning = str(file["beginning"]) if "beginning" in file.files else ""
             populations = file["populations"] if "populations" in file.files else None
-            return SavedRun(file["board"], int(file["generation"]), str(file["key"]), memory, beginning, populations)
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            board = file["board"]
+            if board.dtype != np.uint64 or board.ndim != 2:
+                raise ValueError(f"its board is {board.dtype}{list(board.shape)}")
+            return SavedRun(board, int(file["generation"]), str(file["key"]), memory, beginning, populations)
+    except Exception as error:  # NumPy and zipfile raise nearly any for a file that is damaged
         raise DataError(f"{path(folder)} is no board of a run ({error}); remove it, or use another directory") from None

@@ -10,14 +10,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from tf2dist.cluster.spec import JOBS, Cluster, ClusterError, Task
+from tf2dist.cluster.spec import JOBS, MOST_TASKS, Cluster, ClusterError, Task
 from tf2dist.system.environment_variables import SLURM_PORT, SLURM_TASKS
+from tf2dist.system.whole_numbers import whole_number
 
 _APART = 64  # ports between those of two jobs
 _STEPS_APART = 89  # a step has the ports of the job so many numbers on: none that is likely to run beside it
 _JOB, _STEP = "SLURM_JOB_ID", "SLURM_STEP_ID"
 # So many that two jobs never overlap; below those that Linux gives to outgoing connections (32768).
 _LOWEST, _PORTS = 15000, 234 * _APART
+_LONGEST_NAME = 253  # characters of a host's, by RFC 1035
 
 
 class Slurm:
@@ -53,17 +55,21 @@ class Slurm:
             )
         if not this < count:
             raise ClusterError(f"SLURM_PROCID is {this}, and the step has {count} tasks")
-        jobs: dict[str, tuple[str, ...]] = {}
+        jobs: dict[str, list[str]] = {}
         for number, (task, host) in enumerate(zip(tasks, hosts, strict=True)):
             if task.job != "evaluator":
-                jobs[task.job] = (*jobs.get(task.job, ()), f"{host}:{first + number}")
-        node = environ.get("SLURM_NODEID", "")
-        if node.isdecimal() and int(node) < len(nodes) and nodes[int(node)] != hosts[this]:
+                jobs.setdefault(task.job, []).append(f"{host}:{first + number}")
+        node = whole_number(environ.get("SLURM_NODEID", ""))
+        if node is not None and node < len(nodes) and nodes[node] != hosts[this]:
             raise ClusterError(
-                f"task {this} is on {nodes[int(node)]}, and tasks are counted node by node, which makes that "
+                f"task {this} is on {nodes[node]}, and tasks are counted node by node, which makes that "
                 f"{hosts[this]}; start them with srun --distribution=block"
             )
-        return Cluster(jobs, tasks[this], f"{environ.get(_JOB, '')}.{environ.get(_STEP, '')}")
+        return Cluster(
+            {job: tuple(at) for job, at in jobs.items()},
+            tasks[this],
+            f"{environ.get(_JOB, '')}.{environ.get(_STEP, '')}",
+        )
 
 
 def hosts_of(text: str) -> list[str]:
@@ -72,7 +78,10 @@ def hosts_of(text: str) -> list[str]:
     Raises:
       ClusterError: it is no node list.
     """
-    return [name for part in _parts(text) for name in _expanded(part, text)]
+    names: list[str] = []
+    for part in _parts(text):
+        names += _expanded(part, text, MOST_TASKS - len(names))
+    return names
 
 
 def counts_of(text: str) -> list[int]:
@@ -83,10 +92,13 @@ def counts_of(text: str) -> list[int]:
     """
     counts: list[int] = []
     for part in text.split(","):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
-        if not match:
+        match = re.fullmatch(r"([0-9]+)(?:\(x([0-9]+)\))?", part.strip())
+        number, nodes = (whole_number(match[1]), whole_number(match[2] or "1")) if match else (None, None)
+        if number is None or nodes is None:
             raise ClusterError(f"SLURM_STEP_TASKS_PER_NODE is {text!r}; it is written as 2(x3),1")
-        counts += [int(match[1])] * int(match[2] or 1)
+        if len(counts) + nodes > MOST_TASKS:
+            raise ClusterError(f"SLURM_STEP_TASKS_PER_NODE is {text!r}, of more than {MOST_TASKS} nodes")
+        counts += [number] * nodes
     return counts
 
 
@@ -98,37 +110,54 @@ def _parts(text: str) -> list[str]:
     return parts
 
 
-def _expanded(part: str, text: str) -> list[str]:
-    match = re.fullmatch(r"([^\[\]]*)\[([^\[\]]+)\](.*)", part)
-    if not match:
-        return [part]
-    names: list[str] = []
-    for piece in match[2].split(","):
-        ends = re.fullmatch(r"(\d+)(?:-(\d+))?", piece)
-        if not ends or int(ends[2] or ends[1]) < int(ends[1]):
-            raise ClusterError(f"the node list {text!r} cannot be read; {piece!r} is no range")
-        for number in range(int(ends[1]), int(ends[2] or ends[1]) + 1):
-            names += [f"{match[1]}{number:0{len(ends[1])}}{rest}" for rest in _expanded(match[3], text)]
+def _expanded(part: str, text: str, most: int) -> list[str]:
+    """Returns the names that one part of a node list means, at most so many."""
+    names = [""]
+    for place, piece in enumerate(re.split(r"\[([^\[\]]*)\]", part)):  # what is between brackets has odd places
+        ends = [piece] if place % 2 == 0 else _numbers(piece, text, most)
+        if len(names) * len(ends) > most:
+            raise ClusterError(f"the node list {text!r} has more than {MOST_TASKS} nodes")
+        if len(names[0]) + len(ends[0]) > _LONGEST_NAME:
+            raise ClusterError(f"the node list {text!r} cannot be read; no name has over {_LONGEST_NAME} characters")
+        names = [name + end for name in names for end in ends]
     return names
+
+
+def _numbers(pieces: str, text: str, most: int) -> list[str]:
+    """Returns the numbers in "1-3,07" as they are written: "1", "2", "3", "07"."""
+    numbers: list[str] = []
+    for piece in pieces.split(","):
+        begin, dash, end = piece.partition("-")
+        first, last = whole_number(begin), whole_number(end if dash else begin)
+        if first is None or last is None or last < first:
+            raise ClusterError(f"the node list {text!r} cannot be read; {piece!r} is no range")
+        if len(numbers) + last - first >= most:
+            raise ClusterError(f"the node list {text!r} has more than {MOST_TASKS} nodes")
+        numbers += [f"{number:0{len(begin)}}" for number in range(first, last + 1)]
+    return numbers
 
 
 def _tasks(text: str) -> list[Task]:
     tasks: list[Task] = []
     for part in text.split(","):
-        job, _, count = part.partition(":")
-        if job not in JOBS or not count.isdecimal():
+        job, _, digits = part.partition(":")
+        count = whole_number(digits)
+        if job not in JOBS or count is None:
             raise ClusterError(f"{SLURM_TASKS} is {text!r}; it is written as chief:1,worker:2,ps:1")
-        tasks += [Task(job, index) for index in range(int(count))]
+        if len(tasks) + count > MOST_TASKS:
+            raise ClusterError(f"{SLURM_TASKS} is {text!r}, of more than {MOST_TASKS} tasks")
+        tasks += [Task(job, index) for index in range(count)]
     return tasks
 
 
 def _first_port(environ: Mapping[str, str]) -> int:
-    job, step = (int(text) if (text := environ.get(name, "")).isdecimal() else 0 for name in (_JOB, _STEP))
+    job, step = (whole_number(environ.get(name, "")) or 0 for name in (_JOB, _STEP))
     return _LOWEST + (job + _STEPS_APART * step) * _APART % _PORTS
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:
     text = environ.get(name, "")
-    if not text.isdecimal():
+    number = whole_number(text)
+    if number is None or number > MOST_TASKS:
         raise ClusterError(f"{name} is {text!r}; Slurm gives a number to each task of a step")
-    return int(text)
+    return number

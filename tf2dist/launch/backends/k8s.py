@@ -21,8 +21,9 @@ _LABEL = {"jobset": "jobset.sigs.k8s.io/jobset-name", "tfjob": "training.kubeflo
 _TFJOB = {"chief": "Chief", "worker": "Worker", "ps": "PS", "evaluator": "Evaluator"}
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")  # of a service, with room for what becomes a pod's name
 _LABEL_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")  # RFC 1123
-_CORES = re.compile(r"([0-9]+(?:\.[0-9]{1,3})?)(m?)")
-_MEMORY = re.compile(r"([0-9]+(?:\.[0-9]+)?)([kMGTPE]|[KMGTPE]i)?")
+_CORES = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)(m?)")
+_MEMORY = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)([kMGTPE]|[KMGTPE]i)?")
+_MOST = 2**31 - 1  # that Kubernetes takes as a number
 _LEAST = 64 << 20  # bytes; no Python with TensorFlow fits into less, so a unit is missing
 _USER = 1000  # of our image
 _START_TIMEOUT = 900.0  # seconds: nodes may have to be started first, and to fetch the image
@@ -112,8 +113,8 @@ def _check(options: argparse.Namespace) -> None:
     if (size := float(found[1]) * (1024 if unit.endswith("i") else 1000) ** power) < _LEAST:
         raise UsageError(f"--memory={options.memory} is {size:.0f} bytes, too few for a task; it is written as 4Gi")
     for name in ("gpus", "max_restarts", "grace"):
-        if getattr(options, name) < 0:
-            raise UsageError(f"--{name}={getattr(options, name)} must be 0 or more")
+        if not 0 <= getattr(options, name) <= _MOST:
+            raise UsageError(f"--{name}={getattr(options, name)} must be from 0 to {_MOST}")
     for text in options.env:
         if not re.fullmatch(r"(?!TF_CONFIG=|TASK_INDEX=)[A-Za-z_][A-Za-z0-9_.-]*=.*", text, re.DOTALL):
             raise UsageError(f"--env={text} is no variable that can be given; it is NAME=VALUE, and no TF_CONFIG")

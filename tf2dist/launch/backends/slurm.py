@@ -203,7 +203,7 @@ def _grace(options: argparse.Namespace) -> int:
     """
     if options.time is None:
         return 0
-    found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", options.time)
+    found = re.fullmatch(r"(?:(\d{1,9})-)?(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?", options.time)
     if found is None:
         return options.grace  # as `infinite`, or something that sbatch refuses
     days, *given = found.groups()

@@ -8,12 +8,14 @@ import functools
 import ipaddress
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
 import sys
 import time
 import uuid
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -37,6 +39,7 @@ from tf2dist.system.environment_variables import JOB_ID, LAUNCHED_AT, PREEMPTIBL
 _FORWARDED = ("TF_", "TF2DIST_", "TFDS_", "KERAS_", "XLA_", "GRPC_", "NCCL_", "CUDA_", "OMP_", "PYTHON")
 # sshd drops connections when more than ten of them have not yet proved who they are (MaxStartups in sshd_config).
 _CONNECTIONS_AT_ONCE, _CONNECTION_INTERVAL = 8, 1.0  # connections to a host, and seconds until the next ones
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # of which a shell can be told
 _NOT_FORWARDED = ("TF_CONFIG", "PYTHONHOME", "PYTHONSTARTUP")
 
 
@@ -123,7 +126,12 @@ BACKEND: Backend = SshBackend()
 
 def _occurrences(hosts: Sequence[str]) -> list[int]:
     """For each host in the list, how many times it comes before."""
-    return [hosts[:place].count(host) for place, host in enumerate(hosts)]
+    seen: Counter[str] = Counter()
+    before: list[int] = []
+    for host in hosts:
+        before.append(seen[host])
+        seen[host] += 1
+    return before
 
 
 def _order(
@@ -154,10 +162,14 @@ def _order(
 
 
 def _forwarded_environment(named: Sequence[str], environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    env = {name: value for name, value in environ.items() if name.startswith(_FORWARDED) and name not in _NOT_FORWARDED}
+    env = {
+        name: value
+        for name, value in environ.items()
+        if name.startswith(_FORWARDED) and name not in _NOT_FORWARDED and _VARIABLE.fullmatch(name)
+    }
     for text in named:
         name, equals, value = text.partition("=")
-        if not name or name == "TF_CONFIG":
+        if not _VARIABLE.fullmatch(name) or name == "TF_CONFIG":
             raise UsageError(f"--env={text} names no variable that can be handed on; it is NAME or NAME=VALUE")
         if not equals and name not in environ:
             raise UsageError(f"--env={text}: there is no such variable here; a value is given with {text}=VALUE")
@@ -262,14 +274,17 @@ def _answer_of(asking: subprocess.Popen[str], order: str, mark: str, deadline: f
         if "No module named 'tf2dist" in err:
             return "tf2dist is not installed for the Python there; name another one with --python"
         return f"{_last_line(err) or _last_line(out) or 'it says nothing'} (name the Python of the hosts with --python)"
-    found = json.loads(lines[-1])
-    if found["problem"]:
-        return found["problem"]
-    ours = rendezvous.versions()
-    for package, version in ours.items():
-        if found["versions"].get(package) != version:
-            return f"it has {package} {found['versions'].get(package)}, and this host has {version}"
-    return GpuSharing(**found["gpus"])
+    try:
+        found = json.loads(lines[-1])
+        if found["problem"]:
+            return str(found["problem"])
+        ours = rendezvous.versions()
+        for package, version in ours.items():
+            if found["versions"].get(package) != version:
+                return f"it has {package} {found['versions'].get(package)}, and this host has {version}"
+        return GpuSharing(**found["gpus"])
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return f"its answer cannot be read, as of another version of tf2dist: {lines[-1][:200].strip()!r}"
 
 
 def _last_line(text: str) -> str:
