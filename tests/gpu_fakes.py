@@ -41,13 +41,22 @@ def fake_nvidia_smi(
     cudnn="9.10.2",
     nccl="2.27.7",
     without=(),
+    parts=0,
 ):
     """Puts an nvidia-smi that tells of `count` GPUs first on the PATH, and CUDA's wheels; no GPU is hidden yet.
 
-    `without` are wheels that are not there, as "cublas". Before version 510 it knows no compute capability.
+    `without` are wheels that are not there, as "cublas"; `parts` into how many each GPU is divided (MIG). Before version
+    510 it knows no compute capability.
     """
     uuids = [f"GPU-{number}{number}{number}" for number in range(count)]
-    listing = "\n".join(f"GPU {n}: NVIDIA Fake (UUID: {uuid})" for n, uuid in enumerate(uuids))
+    listing = "\n".join(
+        line
+        for n, uuid in enumerate(uuids)
+        for line in (
+            f"GPU {n}: NVIDIA Fake (UUID: {uuid})",
+            *(f"  MIG 1g.5gb      Device  {part}: (UUID: MIG-{n}{part})" for part in range(parts)),
+        )
+    )
     # What it is asked for: index, uuid, total and free memory in the launcher; also driver and name, and what a card
     # can compute, in the doctor.
     totals = mib if isinstance(mib, tuple) else (mib,) * count

@@ -172,10 +172,15 @@ def _gpus(used: int, problems: list[str]) -> dict | None:
     """What is known of GPUs; None where there are none. `used`: how many TensorFlow sees."""
     driver, cards = gpu_libraries.ask_driver(), gpu_libraries.cards_in_slots()
     if not (driver.gpus or cards or gpus.identifiers()):
+        failure = gpus.driver_failure()
         if asked := gpus.asked_for(os.environ):
+            failure = f" ({failure})" if failure else ""
             problems.append(
-                f"{gpus.VISIBLE}={asked} names a GPU, and none is found: `unset {gpus.VISIBLE}`, or mend the driver"
+                f"{gpus.VISIBLE}={asked} names a GPU, and none is found{failure}: `unset {gpus.VISIBLE}`, or mend the "
+                "driver"
             )
+        elif failure:
+            problems.append(f"{failure}: mend NVIDIA's driver, or remove it where there is no GPU")
         return None
     wanted, found = _wanted_libraries(), gpu_libraries.library_versions()
     report = {
@@ -245,7 +250,9 @@ def _why_unused(
     libraries = ("cuda", "CUDA's runtime"), ("cudnn", "cuDNN")
     # An older minor version of cuDNN hides no GPU: it is refused when it is first used.
     problems += filter(None, (_misfit(name, label, wanted, found, loaded=True) for name, label in libraries))
-    problems += [f"{name} is wanted and not found: {_INSTALL}" for name in gpu_libraries.libraries_missing()]
+    if missing := gpu_libraries.libraries_missing():
+        is_wanted = "is wanted and not" if len(missing) == 1 else "are wanted and not all"
+        problems.append(f"{', '.join(missing)} {is_wanted} found: {_INSTALL}")
     least = min(map(_capability, wanted["capabilities"].split()), default=0)
     for gpu in driver.gpus:
         if gpu.compute_capability and _capability(gpu.compute_capability) < least:
@@ -253,8 +260,12 @@ def _why_unused(
                 f"GPU {gpu.index}, {gpu.name}, has compute capability {gpu.compute_capability}, and this TensorFlow is "
                 f"built for {least / 10:.1f} and later: build it from source for this one"
             )
+    shown = len(driver.gpus)
+    with contextlib.suppress(UsageError):
+        shown = len(gpus.visible()) or shown
+    which = f"that {gpus.VISIBLE} shows" if shown < len(driver.gpus) else f"GPU{'s' * (shown > 1)}"
     return problems or [
-        f"TensorFlow sees {used} of {len(driver.gpus)} GPUs; its own log says why: `TF_CPP_MIN_LOG_LEVEL=0 python -c "
+        f"TensorFlow sees {used} of {shown} {which}; its own log says why: `TF_CPP_MIN_LOG_LEVEL=0 python -c "
         "'import tensorflow as tf; tf.config.list_physical_devices()'`"
     ]
 
@@ -283,7 +294,8 @@ def _gpu_lines(report: dict) -> list[str]:
     ]
     text = [f"gpus       driver {report['driver'] or 'does not answer'}; {'; '.join(libraries)}"]
     text += [
-        f"gpu {gpu['index']}      {gpu['name']}, {gpu['memory'] / 1024:.1f} GiB ({gpu['free'] / 1024:.1f} free)"
+        f"gpu {gpu['index']}      {gpu['name']}"
+        + (f", {gpu['memory'] / 1024:.1f} GiB ({gpu['free'] / 1024:.1f} free)" if gpu["memory"] else "")
         + (f", compute capability {gpu['compute_capability']}" if gpu["compute_capability"] else "")
         for gpu in report["devices"]
     ]
@@ -307,7 +319,9 @@ def lines(report: dict) -> list[str]:
     text.append(f"host       {report['cores']} cores, {report['memory'] / 2**30:.1f} GiB")
     for device in report["devices"]:
         text.append(f"device     {device['name']}" + (f" {device['model']}" if device.get("model") else ""))
-    text += _gpu_lines(report["gpus"]) if report["gpus"] else ["gpus       none: no NVIDIA GPU is in this machine"]
+    text += (
+        _gpu_lines(report["gpus"]) if report["gpus"] else ["gpus       none: no NVIDIA GPU is found in this machine"]
+    )
     cluster = report["cluster"]
     if cluster is None and "cluster_error" in report:
         text.append("cluster    described wrongly, so that a job would not start; see below")

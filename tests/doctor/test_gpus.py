@@ -71,12 +71,21 @@ def test_two_that_do_not_read_each_others_memory(machine, peers, said):
 
 
 def test_a_machine_without_any(machine):
-    assert machine(0, 0, status=9) == (None, [])
-    report, problems = machine(0, 0, status=9, visible="0")
+    assert machine(0, 0) == (None, [])
+    report, problems = machine(0, 0, visible="0")
     assert report is None
-    assert problems == [
-        "CUDA_VISIBLE_DEVICES=0 names a GPU, and none is found: `unset CUDA_VISIBLE_DEVICES`, or mend the driver"
+    mends = "`unset CUDA_VISIBLE_DEVICES`, or mend the driver"
+    assert problems == [f"CUDA_VISIBLE_DEVICES=0 names a GPU, and none is found: {mends}"]
+    assert machine(0, 0, status=9, visible="0")[1] == [
+        f"CUDA_VISIBLE_DEVICES=0 names a GPU, and none is found (nvidia-smi fails: status 9): {mends}"
     ]
+
+
+def test_a_driver_that_fails_is_in_the_way(machine, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    report, problems = machine(0, 0, status=9)
+    assert report is None
+    assert problems == ["nvidia-smi fails: status 9: mend NVIDIA's driver, or remove it where there is no GPU"]
 
 
 @pytest.mark.parametrize(
@@ -110,14 +119,14 @@ def test_one_that_the_user_hides_is_no_problem(machine, visible, used, hidden):
 
 
 def test_one_that_the_user_shows_and_tensorflow_does_not_see(machine):
-    assert machine(2, 0, visible="1")[1][0].startswith("TensorFlow sees 0 of 2 GPUs")
+    assert machine(2, 0, visible="1")[1][0].startswith("TensorFlow sees 0 of 1 that CUDA_VISIBLE_DEVICES shows; its")
 
 
 def test_a_library_without_which_tensorflow_uses_none(machine):
     _, problems = machine(1, 0, missing=["cuBLAS", "cuFFT"])
-    assert [problem.partition(": `")[0] for problem in problems] == [
-        "cuBLAS is wanted and not found", "cuFFT is wanted and not found",
-    ]  # fmt: skip
+    assert [problem.partition(": `")[0] for problem in problems] == ["cuBLAS, cuFFT are wanted and not all found"]
+    _, problems = machine(1, 0, missing=["cuBLAS"])
+    assert problems[0].startswith("cuBLAS is wanted and not found: `pip")
 
 
 def test_a_driver_that_tells_no_compute_capability(machine):

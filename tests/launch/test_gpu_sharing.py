@@ -1,6 +1,7 @@
 """The GPUs of a host are divided among its processes before any of them starts."""
 
 import os
+import re
 import sys
 
 import pytest
@@ -103,7 +104,7 @@ def test_a_gpu_in_the_environment_that_is_not_there(tmp_path, monkeypatch, run):
     fake_nvidia_smi(tmp_path, monkeypatch, 1)
     status, _, err = run("pass", env={"CUDA_VISIBLE_DEVICES": "1"})
     assert (status, err) == (
-        2, "launch: local: CUDA_VISIBLE_DEVICES=1 names GPU '1', which this machine lacks: it has 0\n",
+        2, "launch: local: CUDA_VISIBLE_DEVICES=1 names GPU '1', which this machine lacks: it has 1, number 0\n",
     )  # fmt: skip
 
 
@@ -175,6 +176,7 @@ def test_a_library_that_is_missing(tmp_path, monkeypatch, missing, said):
     ("nccl", "count", "layout", "said"),
     [
         ("2.18.3", 2, {"workers": 2}, "NCCL 2.27 is wanted, and 2.18.3 is found: GPUs may fail to add up gradients;"),
+        ("1.0", 2, {"workers": 2}, "NCCL 2.27 is wanted, and 1.0 is found: GPUs will fail to add up gradients;"),
         ("", 2, {"workers": 1}, "NCCL 2.27 is not found: GPUs will fail to add up gradients;"),
         ("", 1, {"workers": 1}, ""),
         ("", 2, {"ps": 1, "workers": 2}, ""),
@@ -217,6 +219,46 @@ def test_a_driver_that_is_too_old(tmp_path, monkeypatch, run, options):
         assert err == f"launch: local: --gpus_per_worker=1: TensorFlow cannot use GPUs here: {why}"
     else:
         assert (status, out, err) == (0, "[worker 0] ran\n", f"launch: no GPU is used: {why}")
+
+
+def test_a_driver_that_fails(tmp_path, monkeypatch):
+    fake_nvidia_smi(tmp_path, monkeypatch, 1)
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'Failed to initialize NVML: Unknown Error'\nexit 255\n")
+    why = r"\(nvidia-smi fails: Failed to initialize NVML: Unknown Error\); python -m tf2dist.doctor"
+    with pytest.raises(UsageError, match=f"need 2, and there are 0 GPUs {why}"):
+        share_gpus(place_tasks(workers=2), {}, each=1)
+    with pytest.raises(UsageError, match=r"is for GPUs, and there are none .*Unknown Error"):
+        share_gpus(place_tasks(workers=2), {}, memory_mib=100)
+    assert re.search(f"none is found {why}", share_gpus(place_tasks(workers=2), {"CUDA_VISIBLE_DEVICES": "0"}).note)
+
+
+def test_parts_of_a_gpu(tmp_path, monkeypatch):
+    """CUDA shows a process one of them, however many are named."""
+    fake_nvidia_smi(tmp_path, monkeypatch, 1, parts=2)
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "wheels"), *sys.path])
+    environ = {"CUDA_VISIBLE_DEVICES": "MIG-00,MIG-01"}
+    shared = share_gpus(place_tasks(workers=1), environ)
+    assert shared.variables["worker 0"]["CUDA_VISIBLE_DEVICES"] == "MIG-00"
+    assert "GPU MIG-01 is left over" in shared.note
+    two = share_gpus(place_tasks(workers=2), environ).variables
+    assert [two[f"worker {n}"]["CUDA_VISIBLE_DEVICES"] for n in range(2)] == ["MIG-00", "MIG-01"]
+    with pytest.raises(UsageError, match="--gpus_per_worker=2: CUDA shows a process one part of a GPU"):
+        share_gpus(place_tasks(workers=1), environ, each=2)
+
+
+@pytest.mark.parametrize("layout", [["--workers=1"], ["--ps=1", "--workers=1"]])
+def test_a_gpu_that_was_promised_and_that_tensorflow_does_not_use(tmp_path, monkeypatch, run, layout):
+    """Here there is none; where one is, CUDA may fail for many reasons."""
+    fake_nvidia_smi(tmp_path, monkeypatch, 1)
+    name = "ps" if "--ps=1" in layout else "multiworker"
+    code = f"import tf2dist; tf2dist.join('{name}'); print('trains')"
+    grace = {"TF2DIST_WORKERS_GRACE": "1"}  # of a coordinator that has lost all workers
+    status, out, err = run(code, *layout, "--gpus_per_worker=1", "--max_restarts=0", env=grace)
+    assert status == (1 if name == "ps" else 2), err
+    assert "trains" not in out
+    assert "Traceback" not in out + err or name == "multiworker"
+    assert "--gpus_per_worker=1, and TensorFlow uses 0 of the GPUs that this process was given" in out + err
+    assert "(CUDA_VISIBLE_DEVICES=0); python -m tf2dist.doctor says why" in out + err
 
 
 def test_gpus_that_the_environment_hides(tmp_path, monkeypatch):

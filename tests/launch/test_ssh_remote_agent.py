@@ -148,7 +148,9 @@ def test_a_look_at_its_gpus(far, tmp_path, monkeypatch):
     found = look(far, env={"CUDA_VISIBLE_DEVICES": "1"}, gpus={"tasks": tasks})["gpus"]
     assert found["variables"]["worker 2"]["CUDA_VISIBLE_DEVICES"] == "1"
     found = look(far, env={"CUDA_VISIBLE_DEVICES": "2"})
-    assert found["problem"] == "CUDA_VISIBLE_DEVICES=2 names GPU '2', which this machine lacks: it has 2, 0 to 1"
+    assert (
+        found["problem"] == "CUDA_VISIBLE_DEVICES=2 names GPU '2', which this machine lacks: it has 2, numbers 0 to 1"
+    )
     found = look(far, gpus={"each": 3})
     assert found["problem"].startswith("1 worker with 3 GPUs each need 3, and there are 2 GPUs (0, 1)")
     assert look(far, gpus={"memory_mib": 20000})["problem"].startswith(

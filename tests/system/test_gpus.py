@@ -20,7 +20,8 @@ from tf2dist.system import gpus
         (" 1 , 2 ", ("1", "2")),
         ("GPU-111,0", ("GPU-111", "0")),
         ("GPU-1", ("GPU-1",)),
-        ("MIG-55", ("MIG-55",)),
+        ("MIG-00", ("MIG-00",)),
+        ("MIG-GPU-111/3/0", ("MIG-GPU-111/3/0",)),
         ("NoDevFiles", ()),
         ("-2", ()),
         ("-1,0", ()),
@@ -28,21 +29,28 @@ from tf2dist.system import gpus
     ],
 )
 def test_which_a_process_may_use(tmp_path, monkeypatch, asked, found):
-    fake_nvidia_smi(tmp_path, monkeypatch, 3)
+    fake_nvidia_smi(tmp_path, monkeypatch, 3, parts=1)
     assert gpus.visible({} if asked is None else {gpus.VISIBLE: asked}) == found
 
 
 @pytest.mark.parametrize(
     ("count", "asked", "said"),
     [
-        (3, "3", "CUDA_VISIBLE_DEVICES=3 names GPU '3', which this machine lacks: it has 3, 0 to 2"),
-        (1, "0,1", "CUDA_VISIBLE_DEVICES=0,1 names GPU '1', which this machine lacks: it has 0"),
-        (2, "GPU-777", "names GPU 'GPU-777', which this machine lacks: it has 2, 0 to 1"),
-        (2, "0,,1", "which this machine lacks"),
+        (3, "3", "CUDA_VISIBLE_DEVICES=3 names GPU '3', which this machine lacks: it has 3, numbers 0 to 2"),
+        (1, "0,1", "CUDA_VISIBLE_DEVICES=0,1 names GPU '1', which this machine lacks: it has 1, number 0"),
+        (2, "GPU-777", "names GPU 'GPU-777', which this machine lacks: it has 2, numbers 0 to 1"),
+        (2, "0,,1", "CUDA_VISIBLE_DEVICES=0,,1 has an empty name in it, a comma too many"),
+        (2, "0,", "a comma too many"),
         (2, "0,zero", "names GPU 'zero'"),
-        (2, "all", "names GPU 'all', which this machine lacks: it has 2, 0 to 1"),
+        (2, "all", "names GPU 'all', which this machine lacks: it has 2, numbers 0 to 1"),
         (2, "1.5", "names GPU '1.5'"),
-        (2, "1,1", "names GPU '1' twice"),
+        (2, "1,1", "names GPU '1' twice, and CUDA would show none"),
+        (2, "1,01", "names GPU '1' and '01', which is the same, and CUDA would show none"),
+        (2, "0,GPU-00", "names GPU '0' and 'GPU-00', which is the same"),
+        (2, "GPU-111,GPU-11", "names GPU 'GPU-111' and 'GPU-11', which is the same"),
+        (2, "GPU-", "names GPU 'GPU-', which several begin with: GPU-000, GPU-111"),
+        (2, "１", "names GPU '１', which this machine lacks"),
+        (2, "MIG-00", "names GPU 'MIG-00', which this machine lacks"),
     ],
 )
 def test_one_that_is_not_there(tmp_path, monkeypatch, count, asked, said):
@@ -70,6 +78,7 @@ def test_memory_by_number_and_by_uuid(tmp_path, monkeypatch):
     [
         ({}, {"0", "GPU-111"}),
         ({gpus.VISIBLE: "0"}, {"GPU-111"}),
+        ({gpus.ORDER: "FASTEST_FIRST"}, {"GPU-111"}),
         ({gpus.VISIBLE: "0", gpus.ORDER: "FASTEST_FIRST"}, {"GPU-111"}),
         ({gpus.VISIBLE: "0", gpus.ORDER: "PCI_BUS_ID"}, {"0", "GPU-111"}),
     ],
@@ -94,5 +103,30 @@ def test_a_driver_that_nvidia_smi_does_not_reach(tmp_path, monkeypatch):
     """Then the kernel's own list counts; it names none where these tests run without a GPU."""
     fake_nvidia_smi(tmp_path, monkeypatch, 2, status=9)
     assert gpus.nvidia_smi("--list-gpus") is None
+    assert gpus.driver_failure().startswith("nvidia-smi fails: GPU 0: NVIDIA Fake")
     monkeypatch.setattr(gpus.glob, "glob", lambda pattern: ["0", "1", "2"] if pattern.startswith("/dev") else [])
     assert gpus.visible({}) == ("0", "1", "2")
+
+
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        ("echo No devices were found; exit 6", ""),
+        ("echo 'Failed to initialize NVML: Unknown Error'; exit 255", "nvidia-smi fails: Failed to initialize NVML"),
+        ("exit 9", "nvidia-smi fails: status 9"),
+        ("exec sleep 100", "nvidia-smi does not answer within 0.5 s"),
+    ],
+)
+def test_why_no_gpu_is_told_of(tmp_path, monkeypatch, program, why):
+    fake_nvidia_smi(tmp_path, monkeypatch, 1)
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{program}\n")
+    monkeypatch.setattr(gpus, "_PATIENCE", 0.5)
+    assert gpus.driver_failure().startswith(why)
+    assert bool(gpus.driver_failure()) == bool(why)
+
+
+def test_nvidia_smi_of_windows_is_not_on_every_path(tmp_path, monkeypatch):
+    fake_nvidia_smi(tmp_path, monkeypatch, 2)
+    monkeypatch.setattr(gpus, "_OF_WSL", str(tmp_path / "nvidia-smi"))
+    monkeypatch.setattr(gpus.shutil, "which", lambda name: None)
+    assert gpus.visible({}) == ("0", "1")

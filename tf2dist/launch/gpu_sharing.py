@@ -15,7 +15,7 @@ from tf2dist.cluster.spec import Task
 from tf2dist.errors import UsageError
 from tf2dist.launch.cluster_layout import Layout
 from tf2dist.system import gpu_libraries, gpus
-from tf2dist.system.environment_variables import GPU_MEMORY, GPUS_SHARED_BY, count
+from tf2dist.system.environment_variables import GPU_MEMORY, GPUS_GIVEN, GPUS_SHARED_BY, count
 
 _DOCTOR = "python -m tf2dist.doctor says what mends it"
 _ALLOW_GROWTH = "TF_FORCE_GPU_ALLOW_GROWTH"  # TensorFlow takes memory as it needs it
@@ -98,22 +98,26 @@ def share_gpus(
         raise UsageError(
             f"{_count(len(workers), 'worker')} with {_count(each, 'GPU')} each need {each * len(workers)}, and there "
             f"{'is' if len(names) == 1 else 'are'} {_of(names)}"
-            f"{f' ({gpus.VISIBLE}={environ[gpus.VISIBLE]})' if hidden else ''}; {mends}"
+            f"{f' ({gpus.VISIBLE}={environ[gpus.VISIBLE]})' if hidden else _failure(names)}; {mends}"
         )
     none = 0 if workers else None
     if memory_mib and workers and (not names or each == 0):
-        why = "--gpus_per_worker=0 gives workers none" if each == 0 else "there are none"
+        why = "--gpus_per_worker=0 gives workers none" if each == 0 else f"there are none{_failure(names)}"
         raise UsageError(f"--gpu_memory={memory_mib} is for GPUs, and {why}")
     if memory_mib is None:
         memory_mib = _memory_in(environ)
     if not names:
         asked = gpus.asked_for(environ)
-        note = f"no GPU is used: {gpus.VISIBLE}={asked} names one, and none is found; {_DOCTOR}" if asked else ""
+        note = ""
+        if asked:
+            note = f"no GPU is used: {gpus.VISIBLE}={asked} names one, and none is found{_failure(names)}; {_DOCTOR}"
         return GpuSharing({str(task): {} for task in tasks}, note, none)
     unusable = gpu_libraries.why_unusable()
+    if each and each > 1 and any(name.startswith("MIG-") for name in names):
+        raise UsageError(f"--gpus_per_worker={each}: CUDA shows a process one part of a GPU (MIG), and no more")
     if unusable and each:
         raise UsageError(f"--gpus_per_worker={each}: TensorFlow cannot use GPUs here: {unusable}; {_DOCTOR}")
-    per_worker = _parts(layout, len(names), len(workers)) if each is None else each
+    per_worker = _parts(layout, names, len(workers)) if each is None else each
     parts = {
         task: [names[(number * per_worker + i) % len(names)] for i in range(per_worker)]
         for number, task in enumerate(workers)
@@ -125,6 +129,8 @@ def share_gpus(
         _check_growth(used, memory_mib, environ)
         _check_memory(gpus.memory(names, environ), used, memory_mib, limit)
     variables = {str(task): _variables(parts.get(task, []), shared_by, memory_mib, environ) for task in tasks}
+    for task in workers if each else ():
+        variables[str(task)][GPUS_GIVEN] = str(each)
     if unusable and each is None:
         return GpuSharing(variables, f"no GPU is used: {unusable}; {_DOCTOR}", none)
     note = _note(names, used, len(workers), memory_mib) if each is None and workers else ""
@@ -165,9 +171,19 @@ def _computes(layout: Layout, task: Task) -> bool:
     return task.job == "worker" or (task.job == "chief" and not layout.count("ps"))
 
 
-def _parts(layout: Layout, there: int, workers: int) -> int:
-    """How many GPUs each worker gets by itself: one under parameter servers, whose workers are to have one device."""
-    return 1 if layout.count("ps") else max(1, there // max(1, workers))
+def _parts(layout: Layout, names: tuple[str, ...], workers: int) -> int:
+    """How many GPUs each worker gets by itself: one under parameter servers, whose workers are to have one device.
+
+    And one part of a GPU (MIG): CUDA shows a process no more.
+    """
+    alone = layout.count("ps") or any(name.startswith("MIG-") for name in names)
+    return 1 if alone else max(1, len(names) // max(1, workers))
+
+
+def _failure(names: tuple[str, ...]) -> str:
+    """Why no GPU is found, in parentheses, where nvidia-smi says it."""
+    why = "" if names else gpus.driver_failure()
+    return f" ({why})" if why else ""
 
 
 def _memory_in(environ: dict[str, str]) -> int | None:

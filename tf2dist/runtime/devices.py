@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tf2dist.compat import eager_context
 from tf2dist.errors import UsageError
-from tf2dist.system import environment_variables
+from tf2dist.system import environment_variables, gpus
 
 CPU_REPLICAS = {"mirrored": 2, "central": 2}  # virtual devices without GPUs: these strategies exist to use several
 
@@ -33,6 +33,7 @@ def replica_devices(replicas: int | None, default: int | None = None) -> list[st
     """
     if replicas is not None and replicas < 1:
         raise UsageError(f"replicas must be at least 1, found {replicas}")
+    check_given_gpus()
     there = sum(_logical_gpus().values())
     if there:
         count = replicas or there
@@ -45,6 +46,17 @@ def replica_devices(replicas: int | None, default: int | None = None) -> list[st
     count = replicas or default or 1
     make_virtual_cpus(count)
     return [f"/cpu:{i}" for i in range(count)]
+
+
+def check_given_gpus() -> None:
+    """Raises UsageError where the launcher was asked to give this process GPUs, and TensorFlow uses fewer."""
+    given = environment_variables.count(environment_variables.GPUS_GIVEN, os.environ) or 0
+    found = len(tf.config.list_physical_devices("GPU")) if given else 0
+    if found < given:
+        raise UsageError(
+            f"--gpus_per_worker={given}, and TensorFlow uses {found} of the GPUs that this process was given "
+            f"({gpus.VISIBLE}={os.environ.get(gpus.VISIBLE)}); python -m tf2dist.doctor says why"
+        )
 
 
 def make_virtual_cpus(count: int) -> None:

@@ -16,7 +16,7 @@ from typing import NoReturn
 from tf2dist.cluster import heartbeat, rendezvous
 from tf2dist.cluster.heartbeat import TaskConnection, TaskLostError
 from tf2dist.cluster.roles import leader_of
-from tf2dist.cluster.spec import Cluster, ClusterError, Task
+from tf2dist.cluster.spec import Cluster, Task
 from tf2dist.runtime.logging_setup import log_to_stderr, quiet_tensorflow
 from tf2dist.runtime.preemption import Preemption
 from tf2dist.runtime.process_exit import exit_now
@@ -43,12 +43,15 @@ def serve(cluster: Cluster, limit: float | None = None, preemption: Preemption |
     Raises:
       RendezvousError: the coordinator did not connect, or was started differently.
       TaskLostError: the coordinator died before the job was done.
+      UsageError: TensorFlow uses fewer GPUs than this worker was given.
     """
     connection = rendezvous.wait_for_leader(cluster, leader_of(cluster), limit or rendezvous.start_timeout())
     with heartbeat.sending_heartbeats([connection]):  # on a slow host the import alone takes longer than their grace
         tf = import_tensorflow()
-        from tf2dist.runtime import session_options
+        from tf2dist.runtime import devices, session_options
 
+        if cluster.task.job == "worker":
+            devices.check_given_gpus()
         options = session_options.make_for_server(cluster)
         server = tf.distribute.Server(
             cluster.spec, job_name=cluster.task.job, task_index=cluster.task.index, protocol="grpc", config=options
@@ -97,11 +100,11 @@ def serve_and_exit(cluster: Cluster, limit: float, preemption: Preemption) -> No
     quiet_tensorflow()
     try:
         status = serve(cluster, limit, preemption)
-    except (TaskLostError, ClusterError, rendezvous.RendezvousError) as error:
+    except (TaskLostError, UsageError, rendezvous.RendezvousError) as error:
         if isinstance(error, TaskLostError):
             time.sleep(_LEADER_FIRST)
         _log.error("tf2dist: %s: %s", cluster.task, error)
-        exit_now(2 if isinstance(error, ClusterError) else 1)
+        exit_now(2 if isinstance(error, UsageError) else 1)
     exit_now(status)
 
 

@@ -14,6 +14,7 @@ SLURM_TASKS = "TF2DIST_TASKS"  # which tasks a Slurm job has, in the order of th
 SLURM_PORT = "TF2DIST_PORT"  # the port of task 0 of a Slurm job; task n has this plus n
 GPU_MEMORY = "TF2DIST_GPU_MEMORY"  # MiB that a process may take of each GPU that it sees
 GPUS_SHARED_BY = "TF2DIST_GPUS_SHARED_BY"  # how many processes of the job use one GPU; 1 if not set
+GPUS_GIVEN = "TF2DIST_GPUS_GIVEN"  # how many GPUs a process was promised; it ends where TensorFlow uses fewer
 PREEMPTIBLE = "TF2DIST_PREEMPTIBLE"  # 1: SIGTERM has the job save and end with status 75, where it can; 0: it does not
 PREEMPTED_FILE = "TF2DIST_PREEMPTED_FILE"  # is made by the task that leads when its job ends to be started again
 

@@ -175,7 +175,8 @@ def what_will_fail(*, with_nccl: bool = False) -> str:
         failing.append(f"{what}: convolutions will fail, and so may XLA")
     if with_nccl and "nccl" in wanted and not fits("nccl", wanted["nccl"], found["nccl"]):
         what = _wanted_and_found("NCCL", wanted["nccl"], found["nccl"])
-        failing.append(f"{what}: GPUs {'may' if found['nccl'] else 'will'} fail to add up gradients")
+        may = is_loaded(wanted["nccl"], found["nccl"])  # a file of another major version has another name
+        failing.append(f"{what}: GPUs {'may' if may else 'will'} fail to add up gradients")
     return "; ".join(failing)
 
 

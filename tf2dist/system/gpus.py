@@ -21,6 +21,7 @@ from tf2dist.system.whole_numbers import whole_number
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 NONE = "-1"  # as VISIBLE: no GPU
 ORDER, AS_NVIDIA_SMI = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"  # or CUDA's own numbers begin with the fastest GPU
+_OF_WSL = "/usr/lib/wsl/lib/nvidia-smi"  # not on the path of every shell there
 _PATIENCE = 20.0  # seconds for nvidia-smi, which may have to load the driver
 
 
@@ -47,12 +48,18 @@ def visible(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     names = names[: next((place for place, name in enumerate(names) if re.fullmatch(r"-\d+", name)), None)]
     if names in ([], [""], ["NoDevFiles"]) or not there:
         return ()
-    wrong = [name for name in names if not _is_one_of(name, there)]
-    if wrong:
-        found = f"{len(there)}, 0 to {len(there) - 1}" if there[1:] else "0"
-        raise UsageError(f"{VISIBLE}={text} names GPU {wrong[0]!r}, which this machine lacks: it has {found}")
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise UsageError(f"{VISIBLE}={text} names GPU {twice[0]!r} twice, and CUDA would show none")
+    if "" in names:
+        raise UsageError(f"{VISIBLE}={text} has an empty name in it, a comma too many, where CUDA would end the list")
+    cards = [_card(name, there) for name in names]
+    if None in cards:
+        found = f"{len(there)}, numbers 0 to {len(there) - 1}" if there[1:] else "1, number 0"
+        wrong = names[cards.index(None)]
+        several = wrong.startswith("GPU-") and [uuid for uuid in there if uuid.startswith(wrong)]
+        why = f"which several begin with: {', '.join(several)}" if several else "which this machine lacks: it has"
+        raise UsageError(f"{VISIBLE}={text} names GPU {wrong!r}, {why}{'' if several else ' ' + found}")
+    if twice := [name for name, card in zip(names, cards, strict=True) if cards.count(card) > 1]:
+        as_other = f" and {twice[1]!r}, which is the same," if twice[1] != twice[0] else " twice,"
+        raise UsageError(f"{VISIBLE}={text} names GPU {twice[0]!r}{as_other} and CUDA would show none")
     return tuple(names)
 
 
@@ -77,9 +84,8 @@ def memory(names: tuple[str, ...], environ: Mapping[str, str] = os.environ) -> d
     """
     said = nvidia_smi("--query-gpu=index,uuid,memory.total,memory.free", "--format=csv,noheader,nounits") or ""
     rows = re.findall(r"^(\d+), *([^,]+), *(\d{1,9}), *(\d{1,9})$", said, re.MULTILINE)
-    numbered = (
-        len({total for _, _, total, _ in rows}) < 2 or VISIBLE not in environ or environ.get(ORDER) == AS_NVIDIA_SMI
-    )
+    as_nvidia_smi = environ.get(ORDER) == AS_NVIDIA_SMI or (VISIBLE not in environ and ORDER not in environ)
+    numbered = as_nvidia_smi or len({total for _, _, total, _ in rows}) < 2
     found: dict[str, Memory] = {}
     for index, uuid, total, free in rows:
         it = Memory(int(total), int(free))
@@ -101,26 +107,59 @@ def driver_is_open() -> bool:
 
 def nvidia_smi(*arguments: str) -> str | None:
     """Returns what `nvidia-smi` prints with these arguments; None if there is none, or it fails."""
-    if not (program := shutil.which("nvidia-smi")):
-        return None
+    return _ask(*arguments)[0]
+
+
+def driver_failure() -> str:
+    """Returns why nvidia-smi, which is there, tells of no GPU, in a few words; empty if it tells, or finds none."""
+    said, why = _ask("--list-gpus")
+    return why if said is None else ""
+
+
+def _ask(*arguments: str) -> tuple[str | None, str]:
+    """What nvidia-smi prints, or None; and then why, if it is there."""
+    program = shutil.which("nvidia-smi") or (_OF_WSL if os.access(_OF_WSL, os.X_OK) else None)
+    if program is None:
+        return None, ""
     try:
         done = subprocess.run(
             [program, *arguments], capture_output=True, text=True, errors="replace", timeout=_PATIENCE, check=False
         )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return None if done.returncode else done.stdout
+    except subprocess.TimeoutExpired:
+        return None, f"nvidia-smi does not answer within {_PATIENCE:g} s"
+    except OSError as error:
+        return None, f"nvidia-smi cannot be run: {(error.strerror or str(error)).lower()}"
+    if not done.returncode:
+        return done.stdout, ""
+    said = (done.stdout.strip() or done.stderr.strip() or f"status {done.returncode}").splitlines()[0]
+    return None, "" if "no devices were found" in said.lower() else f"nvidia-smi fails: {said[:200]}"
 
 
 def _may_name(name: str) -> bool:
     return name.isdecimal() or name.startswith(("GPU-", "MIG-"))
 
 
-def _is_one_of(name: str, there: tuple[str, ...]) -> bool:
-    """Is this the number of one of these GPUs, or the UUID of one or of a part of one (MIG), or its beginning?"""
-    if name.isdecimal():
-        number = whole_number(name)
-        return number is not None and number < len(there)
+def _card(name: str, there: tuple[str, ...]) -> str | None:
+    """The GPU, or part of one (MIG), that a number or the beginning of a UUID means; None if that is not exactly one.
+
+    By its number, or as it is named where UUIDs are not known.
+    """
+    number = whole_number(name)
+    if number is not None:
+        return str(number) if number < len(there) else None
+    if not name.startswith(("GPU-", "MIG-")) or not there:
+        return None
+    if "" in there:
+        return name
     if name.startswith("GPU-"):
-        return "" in there or any(uuid.startswith(name) for uuid in there)
-    return name.startswith("MIG-") and bool(there)
+        fitting = [str(place) for place, uuid in enumerate(there) if uuid.startswith(name)]
+    elif old := re.fullmatch(r"MIG-(GPU-[0-9a-fA-F-]+)/\d+/\d+", name):  # drivers before 470
+        fitting = [name for uuid in there if uuid.startswith(old[1])]
+    else:
+        fitting = [uuid for uuid in parts_of_gpus() if uuid.startswith(name)]
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def parts_of_gpus() -> tuple[str, ...]:
+    """Returns the UUID of each part (MIG) into which this machine's GPUs are divided."""
+    return tuple(re.findall(r"^ +MIG .*\(UUID: (MIG-[^)]*)\)", nvidia_smi("--list-gpus") or "", re.MULTILINE))
