@@ -45,8 +45,8 @@ def fake_nvidia_smi(
 ):
     """Puts an nvidia-smi that tells of `count` GPUs first on the PATH, and CUDA's wheels; no GPU is hidden yet.
 
-    `without` are wheels that are not there, as "cublas"; `parts` into how many each GPU is divided (MIG). Before version
-    510 it knows no compute capability.
+    `without` are wheels that are not there, as "cublas"; `parts` into how many each GPU is divided (MIG). Before
+    version 510 it knows no compute capability.
     """
     uuids = [f"GPU-{number}{number}{number}" for number in range(count)]
     listing = "\n".join(

@@ -17,6 +17,7 @@ from tf2dist.cluster import heartbeat, rendezvous
 from tf2dist.cluster.heartbeat import TaskConnection, TaskLostError
 from tf2dist.cluster.roles import leader_of
 from tf2dist.cluster.spec import Cluster, Task
+from tf2dist.errors import UsageError
 from tf2dist.runtime.logging_setup import log_to_stderr, quiet_tensorflow
 from tf2dist.runtime.preemption import Preemption
 from tf2dist.runtime.process_exit import exit_now
