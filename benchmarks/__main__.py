@@ -19,7 +19,7 @@ import benchmarks
 from benchmarks import scale
 from tf2dist.errors import UsageError
 from tf2dist.system.commands import Parser
-from tf2dist.system.local_paths import check_local
+from trainers.common.output_files import check_writable, write_text
 
 
 def main(argv: list[str]) -> int:
@@ -36,7 +36,8 @@ def main(argv: list[str]) -> int:
     if options.rounds < 1:
         parser.error(f"--rounds={options.rounds} must be at least 1")
     try:
-        check_local(f"--report={options.report}", options.report or "")
+        if options.report:
+            check_writable(f"--report={options.report}", options.report, takes_special=True)
         if options.name == "scale":
             figures = scale.run(options.rounds, options)
         else:
@@ -45,8 +46,7 @@ def main(argv: list[str]) -> int:
         print(f"benchmarks: {error}", file=sys.stderr)
         return 2
     if options.report:
-        with open(options.report, "w") as file:
-            json.dump(figures, file, indent=2)
+        write_text(options.report, json.dumps(figures, indent=2))
     return 0
 
 

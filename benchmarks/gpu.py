@@ -112,8 +112,10 @@ def run(rounds: int) -> dict:
     """Measures; returns the figures, the ratios and the machine.
 
     Raises:
-      UsageError: there is no GPU.
+      UsageError: there is no GPU, or TF2DIST_TESTS_GPU says something else than cpu or gpu.
     """
+    if (asked := os.environ.get("TF2DIST_TESTS_GPU", "gpu")) not in ("cpu", "gpu"):
+        raise UsageError(f"TF2DIST_TESTS_GPU={asked} must be cpu or gpu")
     if not _TINY and not gpus.visible():
         raise UsageError("there is no GPU here; TF2DIST_TESTS_GPU=cpu tries the programs on the CPU")
     if _TINY:

@@ -56,8 +56,14 @@ def test_counts_that_are_not_exact_end_it(wrong):
         scale.summary(FOUND | wrong)
 
 
-@pytest.mark.parametrize("argument", ["--workers=", "--workers=1,x", "--workers=0", "--seconds=0", "--servers=0"])
+WRONG = {
+    **dict.fromkeys(["--workers=", "--workers=1,x", "--workers=0", "--seconds=0", "--servers=0"], "must be"),
+    "--report=/nowhere/it": "cannot be written",
+}
+
+
+@pytest.mark.parametrize("argument", WRONG)
 def test_a_wrong_command_gets_one_line(argument):
     done = scaled(argument)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert f"{argument} must be" in done.stderr
+    assert f"{argument} {WRONG[argument]}" in done.stderr
