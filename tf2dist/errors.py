@@ -20,7 +20,7 @@ class UsageError(ValueError):
     ag_pass_through = True  # AutoGraph raises it as it is, and not as an error of its own that is no ValueError
 
     def __init__(self, message: str) -> None:
-        super().__init__(printable(message))
+        super().__init__(printable(re.sub(r"\s*[\r\n]\s*", " ", message)))
 
 
 class TrainingError(ValueError):

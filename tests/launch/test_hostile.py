@@ -19,6 +19,14 @@ from tf2dist.launch import backend, hostfile
 from tf2dist.launch.backends import ssh, ssh_connection
 from tf2dist.launch.command_line import main
 
+
+@pytest.fixture(scope="module", autouse=True)
+def directory_of_others():
+    """Tests here change the directory; those of other files find it as it was."""
+    with contextlib.chdir("."):
+        yield
+
+
 _HOSTS = ("a,b:2", "me@a.example,[fe80::1]:2", "a")
 _TOML = (
     'worker = ["a", "b:2222"]\nps = ["c"]\nchief = ["me@a"]\nevaluator = ["a"]\n',

@@ -24,11 +24,11 @@ def multi_worker_mirrored(
       cpus: logical CPU devices that each compute a replica; 0 where GPUs do, or only one.
     """
     if cpus < 2:
-        return tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
+        return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver, communication_options=options)
 
     def local_devices(extended, cluster_resolver, worker_device):
         return tuple(f"{worker_device}/device:CPU:{number}" for number in range(cpus)), "CPU"
 
     extended = collective_all_reduce_strategy.CollectiveAllReduceExtended
     with Patch(extended, {"_initialize_local_devices": local_devices}).applied():
-        return tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
+        return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver, communication_options=options)

@@ -69,7 +69,7 @@ def read(folder: str) -> SavedRun | None:
             beginning = str(file["beginning"]) if "beginning" in file.files else ""
             populations = file["populations"] if "populations" in file.files else None
             board = file["board"]
-            if board.dtype != np.uint64 or board.ndim != 2:
+            if board.dtype.kind != "u" or board.ndim != 2:
                 raise ValueError(f"its board is {board.dtype}{list(board.shape)}")
             return SavedRun(board, int(file["generation"]), str(file["key"]), memory, beginning, populations)
     except Exception as error:  # NumPy and zipfile raise nearly any for a file that is damaged
