@@ -57,7 +57,7 @@ FLAGS = [
     case("--learning_rate=inf", said="--learning_rate=inf"),
     case("--seed=-1", said="--seed=-1"),
     case("--seed=4294967296", said=("--seed=4294967296", "[0, 4294967295]")),
-    case("--replicas=0", said=("--replicas=0", "positive integer")),
+    case("--replicas=0", said=("--replicas=0", "an integer in the range [1, 1024]")),
     case("--ps=0", "--strategy=ps", said="--ps=0"),
     case("--workers=0", "--strategy=ps", said="--workers=0"),
     case("--workers=99999999999", "--strategy=ps", said=("--workers=99999999999", "[1, 65535]")),
