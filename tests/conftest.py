@@ -62,7 +62,7 @@ def every_third(names, cases, **kwargs):
     return pytest.mark.parametrize(names, params, **kwargs)
 
 
-def sampled(table, sample, slow=()):
+def sampled(table, sample=(), slow=()):
     """Parameters of a table: `sample` in `make test`, `slow` in `make test-slow`, the others when all are asked for."""
     assert {*sample, *slow} <= {*table}
     marks = {**dict.fromkeys(slow, pytest.mark.slow), **dict.fromkeys(sample, ())}

@@ -68,7 +68,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize(
-    "name", sampled(LAYOUTS, (), ("tfjob-ps",)),
+    "name", sampled(LAYOUTS),
 )  # fmt: skip
 def test_mnist_trains(apply, tmp_path, name):
     kind, layout = LAYOUTS[name]

@@ -20,7 +20,11 @@ def found(directory, update, servers, workers):
     return json.loads(out.read_text())
 
 
-@pytest.fixture(scope="module", params=KINDS, ids=lambda kind: f"{kind[0]}, {kind[2]} workers")
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(k, marks=pytest.mark.exhaustive if k[2] == 1 else ()) for k in KINDS],
+    ids=lambda kind: f"{kind[0]}, {kind[2]} workers",
+)
 def results(request, tmp_path_factory):
     """What the program has noted; it ran once for all tests of this file."""
     return found(tmp_path_factory.getbasetemp(), *request.param), *request.param

@@ -11,7 +11,11 @@ from tests.conftest import SINGLE_PROCESS
 
 # One of each kind: metrics, own steps, optimizers, gradients, losses. The whole table takes ten minutes.
 QUICK = ("tabular", "measured", "clipped", "scaled")
-LIKE_OTHERS = ("selu", "autoencoder", "hinge", "gru", "heads", "dropout")
+# Models like others here, and models that clusters try (`test_conformance_jobs`).
+LIKE_OTHERS = (
+    "selu", "autoencoder", "hinge", "gru", "heads", "dropout", "transformer", "tagger", "text", "two_tower",
+    "overridden_step", "sample_weights", "averaged", "batch_normalization", "class_weights",
+)  # fmt: skip
 
 
 def when(name, strategy):

@@ -36,7 +36,17 @@ def batches(tf, rows, size):
 
 QUICK = (("average loss", 2),)
 LIKE_OTHERS = [
-    (name, 2) for name in ("sum", "loss in a layer", "functions", "gradient by inputs", "other names", "summed")
+    (name, 2)
+    for name in (
+        "sum",
+        "loss in a layer",
+        "functions",
+        "gradient by inputs",
+        "other names",
+        "summed",
+        "siamese",
+        "several outputs",
+    )
 ]
 LIKE_OTHERS += [(n, 1) for n in CASES if n not in ("functions", "dcgan", "vae", "several outputs", "statistics of all")]
 TRIED = [(n, r) for n in CASES for r in (1, 2)]

@@ -32,7 +32,7 @@ TRIED = [
 QUICKLY = [(name, where) for name, where in TRIED if name in QUICK and where == "mirrored 2"]
 LIKE_OTHERS = [
     *((name, "mirrored 3") for name in loss_cases.FEW if name != "everything"),
-    *((name, "mirrored 2") for name in ("table of two, XLA", "Circle, weighted")),
+    *((name, "mirrored 2") for name in ("table of two, XLA", "masks, XLA", "Circle, weighted")),
 ]
 
 
