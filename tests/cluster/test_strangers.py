@@ -117,6 +117,7 @@ def test_very_much_over_a_connection_that_stands():
     far.close()
 
 
+@pytest.mark.slow
 def test_many_who_stay(cluster, monkeypatch):  # noqa: F811
     """They say nothing, or half a greeting, and do not go: each costs a thread for as long as a greeting may take."""
     monkeypatch.setattr(rendezvous, "_ANSWER_TIMEOUT", 5.0)

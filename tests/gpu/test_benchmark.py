@@ -31,6 +31,7 @@ def test_what_it_runs_on_is_cpu_or_gpu():
     assert run(limit=60, TF2DIST_TESTS_GPU="one") == (2, "", "benchmarks: TF2DIST_TESTS_GPU=one must be cpu or gpu\n")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(ON_GPU, reason="TensorFlow finds the GPU of this machine")
 def test_nothing_is_measured_where_tensorflow_finds_no_gpu(tmp_path, monkeypatch):
     fake_nvidia_smi(tmp_path, monkeypatch, 1)

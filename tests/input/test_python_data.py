@@ -46,7 +46,7 @@ def on_strategies(name, table, fast):
     return pytest.mark.parametrize(("strategy", name), pairs, indirect=["strategy"])
 
 
-@on_strategies("kind", KINDS, ["PyDataset with processes"])
+@on_strategies("kind", KINDS, ["generator"])
 def test_as_keras(strategy, kind):
     steps = None if kind in ("PyDataset", "DataLoader", "iterable") else STEPS
     arguments = {"epochs": 3, "steps_per_epoch": STEPS, "shuffle": False}

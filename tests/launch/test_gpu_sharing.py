@@ -246,6 +246,7 @@ def test_parts_of_a_gpu(tmp_path, monkeypatch):
         share_gpus(place_tasks(workers=1), environ, each=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", [["--workers=1"], ["--ps=1", "--workers=1"]])
 def test_a_gpu_that_was_promised_and_that_tensorflow_does_not_use(tmp_path, monkeypatch, run, layout):
     """Here there is none; where one is, CUDA may fail for many reasons."""

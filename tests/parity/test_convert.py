@@ -136,6 +136,7 @@ SLOTS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SLOTS)
 def test_slots_go_on(tf, tmp_path, name):
     """The optimizer's own variables, in TensorFlow 1's words."""

@@ -172,6 +172,7 @@ def test_mirrored_on_parts_of_one_gpu(tf, monkeypatch, caplog, parts, operations
         assert found is None
 
 
+@pytest.mark.slow
 def test_gradients_added_on_one_device(tf, monkeypatch):
     """As on parts of one GPU, here of a CPU: the numbers of one device."""
     import numpy as np

@@ -214,6 +214,7 @@ class _SeesExecutions(tf2dist.ExecutionCallback):
         self._seen.append(batch)
 
 
+@pytest.mark.slow
 def test_each_batch_has_its_logs(strategy, caplog):
     caplog.set_level("INFO", "tf2dist")
     ours, theirs = _Counts(), _Counts()
@@ -287,6 +288,7 @@ def test_lambda_callback_and_swapped_averages(strategy):
     assert seen == [(n, ["accuracy", "loss", "val_accuracy", "val_loss"]) for n in range(2)]
 
 
+@pytest.mark.slow
 def test_averages_become_the_weights_of_a_training_that_was_stopped(tf):
     """They are the weights of a training that came to its end there."""
 

@@ -148,6 +148,7 @@ def test_a_finished_training_is_not_trained_again(tf, tmp_path, caplog):
     assert tf2dist.updates(more) == 6 * STEPS
 
 
+@pytest.mark.slow
 def test_other_batches_in_an_epoch_are_said(tf, tmp_path, caplog):
     """Another batch size, or more data: the same step is in another epoch then."""
     strategy = tf2dist.make_strategy("one")

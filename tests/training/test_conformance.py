@@ -10,7 +10,7 @@ from tests import zoo
 from tests.conftest import SINGLE_PROCESS
 
 # One of each kind: metrics, own steps, optimizers, gradients, losses. The whole table takes ten minutes.
-QUICK = ("tabular", "measured", "clipped", "scaled")
+QUICK = ("measured", "clipped")
 # Models like others here, and models that clusters try (`test_conformance_jobs`).
 LIKE_OTHERS = (
     "selu", "autoencoder", "hinge", "gru", "heads", "dropout", "transformer", "tagger", "text", "two_tower",

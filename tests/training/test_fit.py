@@ -315,6 +315,7 @@ def test_ours_and_kerass_fit_continue_each_other(tf, optimizer, replicas):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["trained", "failed"])
 def test_a_trained_model_is_freed(strategy, end):
     """And the data that it was trained on."""
@@ -398,6 +399,7 @@ def test_without_any_strategy(tf):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_several_outputs_with_statistics_and_random_numbers(tf):
     """Statistics move and seeds go on, though the losses of outputs are measured apart."""
 

@@ -76,6 +76,7 @@ def test_a_metric_of_ones_own_that_holds_what_came_before(strategy, second):
         assert tf2dist.fit(model, x, y, sample_weight=weights, verbose=0).history["rows"] == [103]
 
 
+@pytest.mark.slow
 def test_a_metric_with_several_results(strategy):
     """Keras logs each by its own name, in `fit` and `evaluate`."""
 

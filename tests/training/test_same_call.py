@@ -177,9 +177,8 @@ class DoublesAlways(Doubles):
         return super().evaluate(x, y, **kwargs)
 
 
-@pytest.mark.parametrize(
-    "kind", [DoublesAlways, *(pytest.param(kind, marks=pytest.mark.slow) for kind in (None, Doubles))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [None, Doubles, DoublesAlways])
 def test_a_bound_model_has_our_methods(strategy, kind, monkeypatch):
     x, y = data()
     called, beside, kerass = [], compiled(), keras.Model.fit

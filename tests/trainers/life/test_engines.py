@@ -83,6 +83,7 @@ def test_packed_on_two_replicas(tf):
         compare(make_engine("packed", rule, *shape, edge, strategy), cells, rule, edge, 20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ENGINES)
 def test_a_gun_fires_every_thirty_generations(name, tf):
     # 36 cells, and after each period the same gun and one glider more, as long as none has come around the torus.
