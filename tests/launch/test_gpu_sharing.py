@@ -229,6 +229,11 @@ def test_a_driver_that_fails(tmp_path, monkeypatch):
         share_gpus(place_tasks(workers=2), {}, each=1)
     with pytest.raises(UsageError, match=r"is for GPUs, and there are none .*Unknown Error"):
         share_gpus(place_tasks(workers=2), {}, memory_mib=100)
+    said = share_gpus(place_tasks(workers=2), {}).note
+    assert said.startswith(
+        "no GPU is used: nvidia-smi fails: Failed to initialize NVML: Unknown Error; python -m tf2dist"
+    )
+    assert share_gpus(place_tasks(workers=2), {"CUDA_VISIBLE_DEVICES": "-1"}).note == ""
     assert re.search(f"none is found {why}", share_gpus(place_tasks(workers=2), {"CUDA_VISIBLE_DEVICES": "0"}).note)
 
 

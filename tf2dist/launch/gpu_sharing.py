@@ -111,6 +111,8 @@ def share_gpus(
         note = ""
         if asked:
             note = f"no GPU is used: {gpus.VISIBLE}={asked} names one, and none is found{_failure(names)}; {_DOCTOR}"
+        elif gpus.VISIBLE not in environ and (why := gpus.driver_failure()):
+            note = f"no GPU is used: {why}; {_DOCTOR}"
         return GpuSharing({str(task): {} for task in tasks}, note, none)
     unusable = gpu_libraries.why_unusable()
     if each and each > 1 and any(name.startswith("MIG-") for name in names):
