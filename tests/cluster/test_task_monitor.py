@@ -309,10 +309,8 @@ class TestAllWorkersLost:
         """TensorFlow uses none before all are back, so one that comes back is not enough."""
         lines = [connect("worker", 0), connect("worker", 1)]
         back = [connect("worker", 0), connect("worker", 1)]
-
-        def find(task, over):
-            return back[task.index][0] if all_of_them or task.index else None
-
+        found = {other.task: other for other, _ in back[0 if all_of_them else 1 :]}
+        find = lambda task, over: found.pop(task, None)  # noqa: E731
         leader = lead(*lines, policy=self.policy(2.0), find_replacement=find)
         for _, other in lines:
             other.end()

@@ -236,12 +236,12 @@ def test_what_a_program_has_started_gets_the_signal_after_it(start):
     """A program that saves before it ends still needs what it has started."""
     code = """
     asks = "trap 'echo child was asked; exit' TERM; echo ready; while true; do sleep 0.1; done"
-    subprocess.Popen(["sh", "-c", asks])
     def save(*_):
         time.sleep(0.5)
         print("saved", flush=True)
         os._exit(0)
-    signal.signal(signal.SIGTERM, save)
+    signal.signal(signal.SIGTERM, save)  # before the child says that it is ready
+    subprocess.Popen(["sh", "-c", asks])
     time.sleep(1000)
     """
     job = start(code)
