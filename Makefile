@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# Hundreds of processes import the same modules: they are compiled once, also where the environment says otherwise.
+unexport PYTHONDONTWRITEBYTECODE
 # Three at a time, for two cores: some wait. A file in one process, so that the clusters and models that its tests
 # share are made once.
 PYTEST := $(BIN)/python -m pytest --numprocesses=3 --dist=loadfile
