@@ -2,6 +2,7 @@
 
 import glob
 import os
+import pathlib
 import signal
 
 # What a shell without job control starts in the background ignores interrupts, what `nohup` starts ignores the end of
@@ -28,15 +29,35 @@ _WAITING = (
 )  # fmt: skip
 
 
+# Rooms whose files take longest begin first, so that no process has one of them left when the others are done.
+_LONGEST = ("trainers", "training", "launch", "parameter_server", "input")
+
+
+def _waits(path):
+    return path.stem in _WAITING
+
+
+def pytest_collection_modifyitems(items):
+    """What waits comes first, and then what takes long; a file's tests stay in their order."""
+
+    def rank(item):
+        room = item.path.relative_to(item.config.rootpath / "tests").parts[0]
+        return not _waits(item.path), _LONGEST.index(room) if room in _LONGEST else len(_LONGEST)
+
+    items.sort(key=rank)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     """One process runs all tests of a file, since they share what they have made; and one process waits."""
     from xdist.scheduler import LoadScopeScheduling
 
+    config.option.loadscopereorder = False  # as they were collected
+
     class Scheduler(LoadScopeScheduling):
         def _split_scope(self, nodeid):
             file = nodeid.partition("::")[0]
-            return "waiting" if os.path.basename(file).removesuffix(".py") in _WAITING else file
+            return "waiting" if _waits(pathlib.Path(file)) else file
 
     return Scheduler(config, log)
 

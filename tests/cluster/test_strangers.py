@@ -86,6 +86,7 @@ def test_very_much_to_a_waiting_task(cluster, byte):  # noqa: F811
     assert highest_memory() - before < 64 << 20
 
 
+@pytest.mark.slow
 def test_very_much_from_what_listens_at_the_address(cluster):  # noqa: F811
     before = highest_memory()
 

@@ -77,6 +77,7 @@ def test_upstream_cancels_what_other_threads_call(tf, fresh):
     assert not leaves_while_another_is_inside(fresh)
 
 
+@pytest.mark.slow
 def test_ours_cancels_what_the_same_thread_calls(tf, fresh):
     from tf2dist.compat.cancellation import cancel_by_own_manager
 

@@ -37,6 +37,7 @@ def test_ours_counts_in_one_operation(tf):
     assert tf2dist.updates(model) == 2
 
 
+@pytest.mark.slow
 def test_upstream_central_storage_refuses_state_without_aggregation(tf):
     """Fails when Keras gives its states an aggregation; then aggregate_by_default can go."""
     strategy = tf.distribute.experimental.CentralStorageStrategy(["/cpu:0", "/cpu:1"], "/cpu:0")

@@ -126,6 +126,7 @@ def test_neither_name_nor_path():
         find("cifar")
 
 
+@pytest.mark.slow
 def test_tfrecords_by_path(tmp_path, some, monkeypatch):
     train, test = some(20, 1), some(5, 2)
     tfrecord.write(str(tmp_path / "train.tfrecords"), *train)

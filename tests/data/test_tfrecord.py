@@ -89,6 +89,7 @@ def test_read_several_files_alternating(two):
     np.testing.assert_array_equal(np.rint(images * 255), order)
 
 
+@pytest.mark.slow
 def test_shuffle(two):
     paths, parts = two
 

@@ -38,6 +38,7 @@ def test_the_command(tmp_path):
         np.testing.assert_array_equal(part[1], right[1])
 
 
+@pytest.mark.slow
 def test_says_that_auto_fell_back(offline, tmp_path, capfd):
     assert convert.main([f"--out={tmp_path}"]) == 0
     output = capfd.readouterr()

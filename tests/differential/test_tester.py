@@ -107,6 +107,7 @@ def test_every_optimizer_of_keras_is_drawn(tf):
     assert {c for c in classes if issubclass(c, keras.optimizers.Optimizer)} <= used
 
 
+@pytest.mark.slow
 def test_configurations_make_models(tf):
     """Most of what is drawn is a model that Keras compiles."""
     made = 0

@@ -268,6 +268,7 @@ def tunes(tf, dataset):
     return said
 
 
+@pytest.mark.slow
 def test_what_is_iterated_has_no_thread_that_tunes_it(tf):
     """It would hold up the end of an iterator for as long as this one has lived, now and then."""
     for feed in of_each_kind(tf):

@@ -21,6 +21,7 @@ def same(ours, theirs):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_predict(strategy, tf):
     """Arrays by themselves, tuples, datasets; the last batch does not divide; the order is kept."""
     x, y = data()

@@ -187,6 +187,7 @@ def catches(pid, signum):
     return int(re.search(r"^SigCgt:\s*(\w+)$", status, re.MULTILINE)[1], 16) >> (signum - 1) & 1
 
 
+@pytest.mark.slow
 def test_an_end_that_comes_while_the_order_is_written():
     """It must not land in the middle of the order, which waits until ssh has connected."""
     ssh = "import sys, time; time.sleep(2); print([sys.stdin.readline(), sys.stdin.readline()])"

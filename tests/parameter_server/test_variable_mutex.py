@@ -3,6 +3,7 @@
 import keras
 import pytest
 
+from tests.conftest import sampled
 from tests.models import OPTIMIZERS, classifier, data
 from tests.parameter_server.graphs import before
 
@@ -72,7 +73,7 @@ MORE = {
 }
 
 
-@pytest.mark.parametrize("name", MORE)
+@pytest.mark.parametrize("name", sampled(MORE, ["constraint", "scaled"], ["average", "accumulation"]))
 def test_an_update_that_writes_more_than_its_steps_is_under_one_mutex(tf, name):
     """All that it writes, also in conditions: else what another worker writes in between is lost."""
     from tf2dist.parameter_server.variable_mutex import one_update_at_a_time

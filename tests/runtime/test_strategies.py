@@ -47,6 +47,7 @@ def test_several_replicas_where_there_is_one(name, begin):
         begin(name, replicas=2)
 
 
+@pytest.mark.slow
 def test_join_makes_virtual_devices_in_a_fresh_process():
     program = """
         import tf2dist

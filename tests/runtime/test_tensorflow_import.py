@@ -156,6 +156,7 @@ with tensorflow_import.held_back_stderr():
     assert python(code) == (0, "done\n", "")
 
 
+@pytest.mark.slow
 def test_tensorflow_is_imported_without_a_sound():
     code = """
 import os

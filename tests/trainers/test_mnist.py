@@ -16,7 +16,7 @@ STEPS = 40
 MNIST = pathlib.Path(os.environ.get("MNIST_DIR", "~/tensorflow_datasets")).expanduser()
 CLUSTER = ("multiworker", "ps")
 PRESETS = [(s, p) for s in (*SINGLE_PROCESS, *CLUSTER) for p in ("mlp", "softmax", "sigmoid", "towers")]
-QUICK = [("multiworker", "mlp")]  # and ps, further down
+QUICK = [("multiworker", "mlp"), ("ps", "softmax")]
 SLOW = [
     ("one", "sigmoid"),
     ("mirrored", "towers"),
@@ -91,6 +91,7 @@ def test_peers_that_were_given_other_data_say_so(start):
     assert said in [one.err for one in done]
 
 
+@pytest.mark.slow
 def test_digits_on_a_local_parameter_server_cluster(tmp_path):
     """What `make train` does."""
     report, out = trained(tmp_path, "--strategy=ps", "--dataset=digits")

@@ -310,6 +310,7 @@ def test_what_is_no_callback_is_refused(tf):
         fitted(tf2dist.make_strategy("one"), lambda epoch: None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("hook", "name"), [("on_train_batch_end", "loss"), ("on_test_batch_end", "val_loss")])
 def test_hooks_of_lambda_callbacks_get_logs(strategy, hook, name):
     """They are attributes of the callback, and no methods of its class; one hook needs no other."""

@@ -20,7 +20,7 @@ LIKE_OTHERS = (
 
 def when(name, strategy):
     if strategy == "mirrored":
-        return () if name in QUICK else pytest.mark.exhaustive if name in LIKE_OTHERS else pytest.mark.slow
+        return () if name == "clipped" else pytest.mark.exhaustive if name in LIKE_OTHERS else pytest.mark.slow
     return pytest.mark.slow if name in QUICK else pytest.mark.exhaustive
 
 

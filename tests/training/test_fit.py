@@ -175,6 +175,7 @@ def test_evaluate_counts_every_example_once(strategy, tf):
     assert tf2dist.evaluate(model, dataset, return_dict=True) == pytest.approx(logs, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_dataset_of_global_batches(strategy, tf):
     """The strategies cut a dataset's batches as they cut arrays."""
     x, y = data()
@@ -248,6 +249,7 @@ def test_a_callback_stops_training(strategy):
     assert len(history["loss"]) == 1
 
 
+@pytest.mark.slow
 def test_logs_of_batches_are_those_of_the_epoch_so_far(strategy):
     logs_seen = []
 
@@ -338,6 +340,7 @@ def test_a_trained_model_is_freed(strategy, end):
     assert [ref() is None for ref in freed] == [True] * len(freed)
 
 
+@pytest.mark.slow
 def test_a_model_compiled_anew_is_trained_by_its_new_optimizer(strategy):
     model, _ = fitted(strategy, "sgd", epochs=1)
     before = weights(model)

@@ -113,7 +113,7 @@ MOMENTS = {
 SAMPLE = ("in an epoch", "in a validation", "after the last step")
 
 
-@pytest.mark.parametrize("moment", sampled(MOMENTS, SAMPLE[:1], SAMPLE[1:]))
+@pytest.mark.parametrize("moment", sampled(MOMENTS, slow=SAMPLE))
 def test_the_next_call_ends_as_one_alone_would(strategy, tmp_path, process, moment):
     expected = fit(strategy, alone := Ends())
     hook, epoch, batch, action = MOMENTS[moment]
@@ -353,6 +353,7 @@ def test_an_evaluator_that_is_asked_to_stop_ends_after_the_training(following):
     assert evaluator.states == ["preempted"]
 
 
+@pytest.mark.slow
 def test_an_evaluator_that_alone_is_asked_to_stop_ends(following, monkeypatch):
     from tf2dist.training import evaluator
 

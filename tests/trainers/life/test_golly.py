@@ -9,7 +9,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from tests.conftest import every_third
+from tests.conftest import every_third, sampled
 from tests.trainers.life import golly
 from trainers.life import classic_patterns, packed_board
 from trainers.life.engines import ENGINES, make_engine
@@ -44,7 +44,7 @@ def digest(cells: np.ndarray) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("name", sampled(ENGINES, ["packed", "conv"], ["numpy_function"]))
 @every_third("case", KNOWN, ids=str)
 def test_what_bgolly_computed(case, name, tf):
     _, rule, rows, columns, count = case
