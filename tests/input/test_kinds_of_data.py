@@ -179,16 +179,6 @@ def test_validation_as_keras_asks_for_it(strategy):
     assert history["val_loss"][-1] == pytest.approx(tf2dist.evaluate(model, data(), return_dict=True)["loss"], rel=1e-5)
 
 
-class Matrix:
-    """Like one of SciPy: it yields its rows."""
-
-    def __iter__(self):
-        return iter([[self]])
-
-    def tocoo(self):
-        return self
-
-
 @pytest.mark.parametrize(
     ("rows", "arguments", "message"),
     [
@@ -202,8 +192,8 @@ class Matrix:
         ("arrays", {"validation_data": (*data(),), "validation_batch_size": 2.5}, "batch_size must be a whole number"),
         ("arrays", {"seed": None}, "seed must be a whole number, found None"),
         ("generator", {"seed": "a"}, "seed must be a whole number, found 'a'"),
-        ("matrix", {}, "sparse matrices come in batches"),
-        ("matrix and labels", {"batch_size": 4}, "sparse matrices come in batches"),
+        ("fewer labels", {"batch_size": 4}, "arrays must have the same number of rows, found 20 and 3"),
+        ("matrix and labels", {"batch_size": 0}, "batch_size must be at least 1, found 0"),
         ("dataset", {"validation_data": "rows"}, "found str"),
         ("empty", {}, "endless or empty"),
         ("empty_unknown", {"steps_per_epoch": 3}, "ran out early"),
@@ -224,8 +214,8 @@ def test_data_that_cannot_be_used(tf, rows, arguments, message):
         "empty_unknown": dataset.filter(lambda x, y: False),
         "generator": iter([(x, y)]),
         "arrays": (x, y),
-        "matrix": Matrix(),
-        "matrix and labels": (Matrix(), y),
+        "fewer labels": (tf.sparse.from_dense(x[:20]), y[:3]),
+        "matrix and labels": (tf.sparse.from_dense(x), y),
         "object": object(),
         "columns": (x[:, :5], y),
         "labels": (x, np.stack([y, y, y], 1)),

@@ -8,6 +8,7 @@ import time
 import keras
 import numpy as np
 import pytest
+import scipy.sparse
 
 import tf2dist
 from tests.conftest import sampled
@@ -117,6 +118,54 @@ def test_ragged_and_sparse_tensors(strategy, tf, kind):
         found = tf2dist.fit(model, given, epochs=2, steps_per_epoch=STEPS).history
         same_logs(found, expected)
         same(model, theirs)
+
+
+def whole(kind, tf):
+    """All examples of `composite(kind)` as one matrix or tensor, and their labels."""
+    dataset, _ = composite("ragged" if kind == "ragged" else "sparse")
+    rows = [*dataset.unbatch()]
+    y = np.stack([y for _, y in rows])
+    if kind == "ragged":
+        return tf.ragged.stack([x for x, _ in rows]), y
+    dense = np.stack([tf.sparse.to_dense(x) for x, _ in rows])
+    return (scipy.sparse.csc_matrix(dense) if kind == "SciPy" else tf.sparse.from_dense(dense)), y
+
+
+@pytest.mark.parametrize("kind", sampled(["SciPy", "sparse", "ragged"], ["SciPy"], ["sparse", "ragged"]))
+def test_whole_sparse_and_ragged(strategy, tf, kind):
+    """As arrays: batches are cut from them, some rows are set apart, and others evaluated."""
+    x, y = whole(kind, tf)
+    _, compiled = composite("ragged" if kind == "ragged" else "sparse")
+    rows = ROWS - ROWS // 4
+    theirs = compiled()
+    dataset = tf.data.Dataset.from_tensor_slices((x if kind != "SciPy" else whole("sparse", tf)[0], y))
+    train, rest = dataset.take(rows), dataset.skip(rows)
+    expected = theirs.fit(train.batch(8), validation_data=rest.batch(8), epochs=2, verbose=0).history
+    with strategy.scope():
+        model = compiled()
+    found = tf2dist.fit(
+        model, x, y, batch_size=8, validation_split=1 - rows / ROWS, epochs=2, shuffle=False, verbose=0
+    ).history
+    same_logs(found, expected)
+    same(model, theirs)
+    predicted = theirs.predict(dataset.batch(8), verbose=0)
+    np.testing.assert_allclose(tf2dist.predict(model, x, batch_size=8), predicted, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(tf2dist.predict(model, x, batch_size=8, steps=2), predicted[:16], rtol=1e-4, atol=1e-5)
+
+
+def test_whole_sparse_matrices_are_shuffled(tf):
+    """A new order in each pass, the same with the same seed, with every row once."""
+    x, y = scipy.sparse.eye(40, format="csr"), np.arange(40)
+    passes = []
+    for seed in (1, 1, 2):
+        adapter = make_data_adapter((x, y), batch_size=16, shuffle=True, seed=seed)
+        passes.append([[int(n) for _, batch in adapter.dataset for n in batch] for _ in range(2)])
+    first, same_seed, other_seed = passes
+    assert first == same_seed
+    assert len({tuple(order) for order in (*first, *other_seed)}) == 4
+    assert [sorted(order) for order in first] == [[*range(40)]] * 2
+    for rows, labels in make_data_adapter((x, y), batch_size=16, shuffle=True).dataset:
+        assert (tf.argmax(tf.sparse.to_dense(rows), 1).numpy() == labels.numpy()).all()
 
 
 @pytest.mark.slow

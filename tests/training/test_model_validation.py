@@ -160,6 +160,39 @@ class RootOfMean(keras.Model):
         return keras.ops.sqrt(loss)
 
 
+@pytest.mark.parametrize("call", [tf2dist.fit, tf2dist.evaluate])
+def test_a_loss_without_targets(strategy, call):
+    with pytest.raises(tf2dist.errors.UsageError, match="needs targets, and the data has none: give y"):
+        call(compiled(strategy), data()[0])
+
+
+def test_no_loss(strategy):
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Dense(3)])
+        model.compile("sgd")
+    with pytest.raises(tf2dist.errors.UsageError, match="the model has no loss: it was compiled without one"):
+        fit(model)
+
+
+@pytest.mark.slow
+def test_losses_that_need_no_targets(strategy):
+    """A `compute_loss` of the model's own, and losses that layers add."""
+
+    class Own(keras.Sequential):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            return keras.ops.mean(y_pred**2)
+
+    x = data()[0]
+    layers = keras.layers.Dense(2, kernel_initializer="ones", activity_regularizer=keras.regularizers.L2(1.0))
+    with strategy.scope():
+        own, added = Own([keras.layers.Dense(2, kernel_initializer="ones")]), keras.Sequential([layers])
+        own.compile("sgd", "mse")
+        added.compile("sgd")
+    for model in (own, added):
+        losses = tf2dist.fit(model, x, epochs=2, verbose=0).history["loss"]
+        assert losses[1] < losses[0]
+
+
 def test_a_loss_that_cannot_be_cut(tf):
     def made():
         x = keras.Input((12,))

@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from tf2dist.compat.stateless_scope import compute_output_spec
+from tf2dist.errors import UsageError
 
 _STEP_METHODS = ("train_step", "test_step")
 
@@ -99,6 +100,11 @@ def compiled_losses(model: keras.Model) -> list[keras.losses.Loss]:
     return [each.loss for each in found or ()]
 
 
+def has_compiled_loss(model: keras.Model) -> bool:
+    """Was the model compiled with a loss?"""
+    return model._compile_loss is not None
+
+
 def output_loss_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
     """The metrics that hold the losses of several outputs."""
     return model._compile_loss.metrics if model._compile_loss is not None else []
@@ -122,8 +128,20 @@ def call(model: keras.Model, x, *, training: bool):
 
 
 def compute_loss(model: keras.Model, x, y, y_pred, sample_weight, *, training: bool):
-    """The loss as Keras's own train step computes it, also of a `compute_loss` that takes no `training`."""
-    return model._compute_loss(x, y, y_pred, sample_weight, training=training)
+    """The loss as Keras's own train step computes it, also of a `compute_loss` that takes no `training`.
+
+    Raises:
+      UsageError: the model was compiled without a loss, and no layer adds one.
+    """
+    try:
+        return model._compute_loss(x, y, y_pred, sample_weight, training=training)
+    except ValueError as error:
+        if not str(error).startswith("No loss to compute"):
+            raise
+        raise UsageError(
+            "the model has no loss: it was compiled without one, and none of its layers adds one; give "
+            "model.compile a loss"
+        ) from None
 
 
 def build_from_specs(model: keras.Model, batch) -> None:

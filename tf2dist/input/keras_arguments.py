@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tf2dist.errors import UsageError
 from tf2dist.input.make_adapter import is_arrays, takes_batch_size
+from tf2dist.input.tensor_rows import cut_rows, has_tensor_rows, row_count
 
 
 def as_data(x: Any, y: Any = None, sample_weight: Any = None) -> Any:
@@ -41,21 +42,15 @@ def split_rows(data: Any, fraction: float) -> tuple[Any, Any]:
     Raises:
       ValueError: these are no arrays, or one of the two would be empty.
     """
-    if not is_arrays(data):
+    if not (is_arrays(data) or has_tensor_rows(data)):
         raise UsageError(
             f"validation_split is for arrays, found {type(data).__name__}: give validation_data, a Dataset's by take "
             "and skip"
         )
-    rows = len(next(a for a in tf.nest.flatten(data) if a is not None))
+    rows = row_count(data)
     at = math.floor(rows * (1.0 - fraction))
     if not 0 < at < rows:
         raise UsageError(f"validation_split={fraction} cuts {rows} examples into {at} to train on and {rows - at}")
-    first = tf.nest.map_structure(lambda a: _rows(a, slice(at)), data)
-    last = tf.nest.map_structure(lambda a: _rows(a, slice(at, None)), data)
+    first = tf.nest.map_structure(lambda a: None if a is None else cut_rows(a, 0, at), data)
+    last = tf.nest.map_structure(lambda a: None if a is None else cut_rows(a, at, rows), data)
     return first, (last,) if isinstance(last, list) else last  # a list by itself is several inputs
-
-
-def _rows(array: Any, part: slice) -> Any:
-    if array is None:
-        return None
-    return array.iloc[part] if hasattr(array, "iloc") else array[part]

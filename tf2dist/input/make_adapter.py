@@ -11,13 +11,14 @@ import numpy as np
 import tensorflow as tf
 
 from tf2dist.errors import UsageError
-from tf2dist.input.array_adapter import DEFAULT_BATCH_SIZE, Examples, whole_number
+from tf2dist.input.array_adapter import DEFAULT_BATCH_SIZE, Examples, as_x_y_weight, whole_number
 from tf2dist.input.class_weight import ClassWeight
 from tf2dist.input.data_adapter import FiniteDataAdapter
 from tf2dist.input.dataset_adapter import DatasetAdapter
 from tf2dist.input.input_function_adapter import InputFunctionAdapter
 from tf2dist.input.python_adapter import PythonAdapter
-from tf2dist.input.python_source import PythonSource, is_python_source, is_sparse_matrix
+from tf2dist.input.python_source import PythonSource, is_python_source
+from tf2dist.input.tensor_rows import as_composite, batches_of_rows, has_tensor_rows, is_composite, row_count
 
 _ADAPTERS = (Examples, DatasetAdapter, InputFunctionAdapter, PythonAdapter)
 
@@ -63,11 +64,10 @@ def make_data_adapter(
         adapter = PythonAdapter(PythonSource(data, seed), steps, shuffle=bool(shuffle))
     elif callable(data):
         adapter = InputFunctionAdapter(data)
-    elif any(is_sparse_matrix(leaf) for leaf in tf.nest.flatten(data)):
-        raise UsageError(
-            "sparse matrices come in batches, from a tf.data.Dataset of tf.SparseTensor or from a PyDataset, a "
-            f"generator or another iterable that yields them, found {_kind_of(data)}"
-        )
+    elif has_tensor_rows(data):
+        arrays = _as_keras_takes_all(data)
+        size = _batch_size(arrays, batch_size, steps)
+        adapter = DatasetAdapter(batches_of_rows(as_x_y_weight(arrays), size, shuffle=bool(shuffle), seed=seed))
     else:
         raise UsageError(
             "data must be a tf.data.Dataset, a tuple of arrays (x, y), tf2dist.Examples, a PyDataset, a generator or "
@@ -86,18 +86,29 @@ def _kind_of(data: Any) -> str:
 
 def _adapt_arrays(data: Any, batch_size: int | None, shuffle: bool, seed: int, steps: int | None) -> Examples:
     """Arrays as Keras takes them: numbers of another float type become Keras's, and `steps` may say the batch size."""
+    arrays = _as_keras_takes_all(data)
+    return Examples(arrays, _batch_size(arrays, batch_size, steps), shuffle=shuffle, seed=seed)
+
+
+def _batch_size(arrays: Any, batch_size: int | None, steps: int | None) -> int:
+    """The batch size that was given; else the one that cuts a pass into `steps`, if these were given."""
+    if batch_size is not None:
+        return batch_size
+    return max(1, math.ceil(row_count(arrays) / steps)) if steps else DEFAULT_BATCH_SIZE
+
+
+def _as_keras_takes_all(data: Any) -> Any:
     if isinstance(data, tuple) and not 1 <= len(data) <= 3:
         raise UsageError(f"arrays come as (x,), (x, y) or (x, y, sample_weight), found {len(data)} of them")
-    arrays = tf.nest.map_structure(_as_keras_takes, data)
-    if batch_size is None:
-        rows = len(next(a for a in tf.nest.flatten(arrays) if a is not None))
-        batch_size = max(1, math.ceil(rows / steps)) if steps else DEFAULT_BATCH_SIZE
-    return Examples(arrays, batch_size, shuffle=shuffle, seed=seed)
+    return tf.nest.map_structure(_as_keras_takes, data)
 
 
 def _as_keras_takes(value: Any) -> Any:
     if value is None:
         return None
+    if is_composite(value):
+        tensor = as_composite(value)
+        return tf.cast(tensor, keras.config.floatx()) if tensor.dtype.is_floating else tensor
     array = np.asarray(value)
     if array.ndim == 1 and hasattr(value, "iloc"):  # a pandas.Series is a column
         array = array[:, np.newaxis]
@@ -121,7 +132,11 @@ def make_finite_adapter(data: Any, *, batch_size: int | None = None, steps: int 
     adapter = make_data_adapter(data, batch_size=batch_size, steps=steps)
     if isinstance(adapter, InputFunctionAdapter):
         raise UsageError("a data function must be given as it is, and return a tf.data.Dataset")
-    return adapter.first(steps) if steps and isinstance(adapter, Examples) else adapter
+    if steps and isinstance(adapter, Examples):
+        return adapter.first(steps)
+    if steps and isinstance(adapter, DatasetAdapter) and has_tensor_rows(data):
+        return DatasetAdapter(adapter.dataset, steps)
+    return adapter
 
 
 def takes_batch_size(data: Any) -> bool:

@@ -19,6 +19,7 @@ from tf2dist.errors import TrainingError, UsageError
 from tf2dist.input import py_dataset_workers
 from tf2dist.input.array_adapter import array_spec, as_x_y_weight
 from tf2dist.input.batch_reader import BatchReader
+from tf2dist.input.tensor_rows import as_composite, is_composite
 
 _PEEKED = 2  # batches from which shapes are taken, as in Keras: a size that differs between them varies
 _KEPT_BYTES = 1 << 30  # of an iterator whose length nobody says
@@ -30,14 +31,9 @@ def is_python_source(data: Any) -> bool:
     if isinstance(data, keras.utils.PyDataset):
         return True
     others = (str, bytes, tuple, list, set, frozenset, Mapping, np.ndarray, tf.Tensor, tf.data.Dataset)
-    if isinstance(data, others) or hasattr(data, "__array__") or tf.is_tensor(data) or is_sparse_matrix(data):
+    if isinstance(data, others) or hasattr(data, "__array__") or tf.is_tensor(data) or is_composite(data):
         return False
     return isinstance(data, Iterable)
-
-
-def is_sparse_matrix(value: Any) -> bool:
-    """Whether it is one of SciPy, whose iterator yields its rows."""
-    return hasattr(value, "tocoo")
 
 
 class PythonSource:
@@ -296,11 +292,8 @@ def _standardized(batch: Any, name: str) -> Any:
 
 def _as_leaf(value: Any) -> Any:
     """A NumPy array, or a ragged or sparse tensor."""
-    if isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
-        return value
-    if is_sparse_matrix(value):
-        matrix = value.tocsr().sorted_indices().tocoo()
-        return tf.SparseTensor(np.stack([matrix.row, matrix.col], 1).astype(np.int64), matrix.data, matrix.shape)
+    if is_composite(value):
+        return as_composite(value)
     if hasattr(value, "detach"):  # of torch, perhaps on another device
         value = value.detach().cpu()
     array = np.asarray(value)

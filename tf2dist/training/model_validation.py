@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf2dist.compat.model import compiled_metrics, layers_of, overridden_step
+from tf2dist.compat.model import check_loss_spec, compiled_metrics, layers_of, overridden_step
 from tf2dist.compat.optimizers import wrapped_optimizers
 from tf2dist.compat.stateless_scope import compute_output_spec
 from tf2dist.compat.strategies import has_variable_partitioner, worker_count
@@ -79,6 +79,16 @@ def check_options(model: keras.Model, options: ParameterServer) -> None:
                 f"layer {synchronized[0].name} is a BatchNormalization(synchronized=True), and synchronous workers "
                 "exchange gradients alone; make it without, or use strategy multiworker"
             )
+
+
+def check_loss_without_targets(model: keras.Model, x, y_pred) -> None:
+    """Raises ValueError for a loss that needs targets, where the data has none."""
+    try:
+        check_loss_spec(model, x, None, y_pred, None)
+    except (ValueError, TypeError, AttributeError):  # whatever it has done with None
+        raise UsageError(
+            "the model was compiled with a loss that needs targets, and the data has none: give y, or data of (x, y)"
+        ) from None
 
 
 def check_after_building(model: keras.Model) -> None:

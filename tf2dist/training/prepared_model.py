@@ -209,5 +209,7 @@ def _build(model: keras.Model, batch) -> None:
     if y is not None:
         keras_model.build_from_specs(model, batch)
         keras_model.check_loss_spec(model, x, y, y_pred, sample_weight)
+    elif keras_model.has_compiled_loss(model):
+        model_validation.check_loss_without_targets(model, x, y_pred)
     if model.optimizer is not None and not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
