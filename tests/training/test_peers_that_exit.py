@@ -12,7 +12,7 @@ def test_a_peer_exits_while_it_is_needed(by_hand, peer, when):
     assert status == 1, error
     last = error.splitlines()[-1]
     assert last.startswith(f"tf2dist: worker {peer} at ")
-    assert last.endswith("has ended its program, and call 1 of fit, evaluate or predict needs it")
+    assert last.endswith("has ended its program, and call 1 of fit, evaluate, predict or map_reduce needs it")
     status, error = job.ends(f"worker {peer}")
     assert status in (1, 3), error
 
