@@ -5,7 +5,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize(("peer", "when"), [(1, "before"), (0, "inside")])
+@pytest.mark.parametrize(("peer", "when"), [(1, "before"), (0, "inside"), (1, "map_reduce")])
 def test_a_peer_exits_while_it_is_needed(by_hand, peer, when):
     job = by_hand("tests.programs.exits", str(peer), when, peers=True)
     status, error = job.ends(f"worker {1 - peer}")

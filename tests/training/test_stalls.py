@@ -56,15 +56,29 @@ def test_the_job_goes_on_from_its_checkpoint_where_it_may_start_again(stalls, tm
     assert updates(tmp_path) == 40
 
 
-@pytest.mark.parametrize(("strategy", "task"), [("ps", "ps 0"), ("sync", "ps 0"), ("multiworker", "worker 0")])
-def test_a_task_that_is_stopped_is_named(stalls, tmp_path, strategy, task):
-    job = stalls(PEERS if strategy == "multiworker" else SERVERS, strategy, "stopped")
+@pytest.mark.parametrize(("strategy", "task"), [("ps", "ps 0"), ("sync", "ps 0")])
+def test_a_server_that_is_stopped_is_named(stalls, tmp_path, strategy, task):
+    job = stalls(SERVERS, strategy, "stopped")
     job.until("under_way")
     linux.kill(job.pids(task), signal.SIGSTOP)
     (tmp_path / "go_on").touch()
     _, why = failed(job)
     assert f"and waits for {task} at " in why
     assert "has not answered" in why
+
+
+def test_the_first_peer_that_is_stopped_is_named(stalls, tmp_path):
+    """TensorFlow's coordination service is in it; the other peer may hear of that first."""
+    job = stalls(PEERS, "multiworker", "stopped")
+    job.until("under_way")
+    linux.kill(job.pids("worker 0"), signal.SIGSTOP)
+    (tmp_path / "go_on").touch()
+    status, error = job.ends("launcher")
+    assert status == 1, error
+    assert "launch: worker 1 (pid " in error
+    last = error.splitlines()[-1]
+    assert "worker 0 at 127.0.0.1:" in last, error
+    assert "has not answered" in last, error
 
 
 def test_a_worker_that_is_stopped_is_no_stall_while_others_make_steps(stalls, tmp_path):
@@ -87,8 +101,8 @@ def test_sigterm_during_a_stall(stalls, tmp_path):
 
 
 def test_what_is_slow_and_moves_is_no_stall(stalls, tmp_path):
-    """The trace, the steps, and a validation, each of which takes a part of the limit, and together much more."""
-    job = stalls(PEERS, "multiworker", "slow", seconds=4)
+    """Traces, steps and validations, each of which takes a part of the limit, and together much more."""
+    job = stalls(PEERS, "multiworker", "slow", seconds=8)
     status, error = job.ends("launcher")
     assert status == 0, error
     assert "no step" not in error

@@ -40,7 +40,7 @@ class State(NamedTuple):
       calls: of fit, evaluate, predict and map_reduce that it has begun.
       steps: how many times it has begun to make steps, or to exchange something with the other peers.
       place: a `Place`.
-      seconds: since it made a step, moved on before the first, or began or ended a call.
+      seconds: since it made a step, traced a function, or began or ended a call.
     """
 
     calls: int
@@ -87,7 +87,7 @@ class Progress:
         self._note()
 
     def moves(self) -> None:
-        """Notes that a call moves on before its first step: its functions are traced."""
+        """Notes that a call moves on without a step: a function is traced."""
         self._note()
 
     def _note(self) -> None:

@@ -91,7 +91,10 @@ class Session(FailureReporter):
 
     def explain(self, error: BaseException) -> tuple[int, str] | None:
         """Returns the exit status and the line that an error of this process ends with; see `failure_line.explain`."""
-        return failure_line.explain(error, self.wait_for_loss)
+        if self.cluster is None:
+            return failure_line.explain(error, self.wait_for_loss)
+        leader = leader_of(self.cluster)
+        return failure_line.explain(error, self.wait_for_loss, f"{leader} at {self.cluster.address(leader)}")
 
     def lost_tasks(self) -> list[Task]:
         """Returns the tasks that are lost and have not come back; always none in a process that does not lead."""

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
 
 from tf2dist.cluster import stalls
@@ -12,9 +13,10 @@ from tf2dist.cluster.stalls import Progress, State
 from tf2dist.cluster.task_monitor import FollowerMonitor, LeaderMonitor
 from tf2dist.runtime.process_exit import call_for
 from tf2dist.system import environment_variables
-from tf2dist.system.stacks import place_of_main_thread
+from tf2dist.system.stacks import places_within
 
 _FIRST_STEP_FACTOR = 3.0  # times as long may the first step of a call take: it is compiled
+_TRACES = "func_graph_from_py_func"  # the function of TensorFlow that has Python traced, in threads of replicas too
 _LOOKS = 20  # in the time after which a job stalls
 _ANSWER_SECONDS = 5.0  # for a task to say what it is at, or to log its stacks
 _LEADER_SECONDS = 15.0  # for the leader to ask, after a peer has told it
@@ -24,8 +26,8 @@ _LOG_SECONDS = 5.0  # for a log that may hang
 class StallWatch:
     """A thread that counts the seconds in which this process makes no step while a call is to make some.
 
-    Seconds in which the process was stopped are not counted, nor are those before the first step of a call in which the
-    main thread is in other places than before: TensorFlow traces functions then, in Python. A peer that does not lead tells the one that does, which
+    Seconds in which the process was stopped are not counted, nor are those in which functions are traced,
+    as long as the threads are in other places at each look. A peer that does not lead tells the one that does, which
     asks all of them; if one has made a step meanwhile, nothing stands still.
 
     Args:
@@ -52,15 +54,15 @@ class StallWatch:
 
     def _watch(self) -> None:
         look = min(1.0, self._limit / _LOOKS)
-        waited, count, place = 0.0, self._progress.count, 0
+        waited, count = 0.0, self._progress.count
+        places: deque[int | None] = deque(maxlen=3)  # one that only wakes up now and then comes back to its place
         while True:
             told = self._told.wait(look)
             self._told.clear()
             waited += look
-            if self._progress.in_call and not self._progress.has_made_step:
-                before, place = place, place_of_main_thread()
-                if place != before:
-                    self._progress.moves()
+            places.append(places_within(_TRACES))
+            if None not in places and len({*places}) == places.maxlen:
+                self._progress.moves()
             if self._progress.count != count or not self._progress.in_call:
                 waited, count = 0.0, self._progress.count
             factor = 1.0 if self._progress.has_made_step else _FIRST_STEP_FACTOR

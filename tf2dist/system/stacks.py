@@ -17,11 +17,18 @@ def stacks() -> str:
     )
 
 
-def place_of_main_thread() -> int:
-    """Returns a number that is the same as long as the main thread stays where it is."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    places: list[tuple[int, int]] = []
-    while frame is not None:
-        places.append((id(frame.f_code), frame.f_lasti))
-        frame = frame.f_back
-    return hash(tuple(places))
+def places_within(function: str) -> int | None:
+    """Returns a number that is the same as long as no thread but this one moves.
+
+    Args:
+      function: the name of one that the main thread is to be inside of; else None is returned.
+    """
+    frames = sys._current_frames()
+    frames.pop(threading.get_ident(), None)
+    places = {
+        ident: [(place.f_code.co_name, id(place.f_code), place.f_lasti) for place, _ in traceback.walk_stack(frame)]
+        for ident, frame in frames.items()
+    }
+    if all(name != function for name, *_ in places.get(threading.main_thread().ident or 0, ())):
+        return None
+    return hash(tuple((ident, tuple(found)) for ident, found in sorted(places.items())))
