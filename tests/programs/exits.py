@@ -1,4 +1,7 @@
-"""A program of peers, one of which calls `sys.exit(3)`: python -m tests.programs.exits PEER before|inside|after|map_reduce."""
+"""A program of peers, one of which calls `sys.exit(3)`.
+
+python -m tests.programs.exits PEER before|inside|after|map_reduce
+"""
 
 import sys
 

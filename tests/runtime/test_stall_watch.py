@@ -91,4 +91,3 @@ def test_wrong_seconds(monkeypatch, text):
 def test_wrong_seconds_of_an_argument():
     with pytest.raises(UsageError, match="stall_timeout is -1; it must be a number of seconds, or 0 for never"):
         session.join("one", stall_timeout=-1)
-

@@ -1,7 +1,8 @@
 """What each task of a job is at, and for whom a job waits that makes no step any more. Imports no TensorFlow.
 
-A process that runs a loop notes its `Progress`. When one of them has made none for too long, the task that leads asks all
-others (`ask`, answered by `state`), and decides by their answers whether the job stands still, and for whom it waits.
+A process that runs a loop notes its `Progress`. When one of them has made none for too long, the task that leads asks
+all others (`ask`, answered by `state`), and decides by their answers whether the job stands still, and for whom it
+waits.
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ class LeaderMonitor:
         self._on_stalled = callback
 
     def ask(self, limit: float) -> dict[str, State | None]:
-        """Asks all tasks that are not lost what they are at; None of one that has not answered within `limit` seconds."""
+        """Asks all tasks that are not lost what they are at; None of one that has not answered in `limit` seconds."""
         found = self._answers_to("ask", limit)
         return {name: None if said is None else State.of(said) for name, said in found.items()}
 
