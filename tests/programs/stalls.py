@@ -2,9 +2,9 @@
 
 python -m tests.programs.stalls STRATEGY OUT WHERE [TASK]
 
-WHERE is "generator" or "callback" of the TASK, which waits there for ever, in the first run; "stopped": the test stops
-a task when the file `under_way` is there; "slow": traces, steps and a validation take time, and none as long as a stall.
-STRATEGY "sync" is ps with synchronous updates.
+WHERE is "generator" or "callback" of the TASK, which waits there for ever, in the first run. "stopped": the test stops
+a task when the file `under_way` is there. "slow": traces, steps and a validation take time, and none as long as a
+stall. STRATEGY "sync" is ps with synchronous updates.
 """
 
 import json
