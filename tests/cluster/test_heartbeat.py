@@ -153,6 +153,14 @@ class TestTaskConnection:
         assert line.has_ended()
         assert line.receive("ping") == "ping"
 
+    def test_a_connection_that_is_closed_meanwhile_is_lost(self, connect):
+        """As by the thread that replaces a lost task, while another one still receives or looks."""
+        line, _ = connect()
+        line.close()
+        assert line.has_ended()
+        with pytest.raises(TaskLostError, match="ps 0 at ps0:2222 is gone"):
+            line.receive("done")
+
     def test_kept_alive(self, connect, lively):
         line, other = connect()
         late, later = connect()

@@ -406,7 +406,7 @@ class TestFollow:
         assert "worker 0 at worker0:2222 is gone" in ended.result(DEADLINE)
 
 
-NEEDED = "worker 1 at worker1:2222 has ended its program, and call {} of fit, evaluate or predict needs it"
+NEEDED = "worker 1 at worker1:2222 has ended its program, and call {} of fit, evaluate, predict or map_reduce needs it"
 
 
 class TestPeerCalls:

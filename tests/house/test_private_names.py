@@ -19,6 +19,7 @@ FOREIGN = ("keras", "tensorflow", "tf", "tf_keras")  # as they are imported
 ALLOWED_NAMES = {
     "os._exit": "ends a process without its clean-up",
     "sys._getframe": "the frame that runs",
+    "sys._current_frames": "the frames that run, of all threads; faulthandler knows neither their names nor lines",
     "runpy._run_module_as_main": "what `python -m` runs a module by; there is no public way",
     "subprocess._args_from_interpreter_flags": "the options of this Python, for a child's; multiprocessing uses it so",
 }

@@ -80,6 +80,8 @@ def test_ports_follow_each_other_on_a_host():
         (["--cluster=/dev/null", "--ps=1"], "--ps and --cluster=/dev/null both"),
         (["--port=0"], "--port=0 is no port"),
         (["--start_timeout=0"], "--start_timeout=0"),
+        (["--stall_timeout=-1"], "--stall_timeout=-1 must be a number of seconds, or 0 for never"),
+        (["--stall_timeout=nan"], "--stall_timeout=nan must be a number of seconds"),
     ],
 )
 def test_what_cannot_be(arguments, said):

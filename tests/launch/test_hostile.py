@@ -40,6 +40,7 @@ _FLAGS = {
     "workers": ("2", "1"),
     "port": ("7000",),
     "start_timeout": ("60", "0.5"),
+    "stall_timeout": ("600", "0"),
     "grace": ("10",),
     "timeout": ("60",),
     "max_restarts": ("1",),

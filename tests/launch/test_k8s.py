@@ -102,7 +102,8 @@ def test_what_is_printed_is_what_was_made(kind, capsys):
 
 @pytest.mark.parametrize("kind", k8s.KINDS)
 def test_every_pod_finds_its_place(kind):
-    found = list(pods_of(manifests(f"--kind={kind}", "--ps=1", "--workers=2", "--evaluator", "--start_timeout=300")))
+    given = "--start_timeout=300", "--stall_timeout=0.5"
+    found = list(pods_of(manifests(f"--kind={kind}", "--ps=1", "--workers=2", "--evaluator", *given)))
     places = [environments.from_environment(pod.env()) for pod in found]
     assert [str(place.task) for place in places] == ["chief 0", "worker 0", "worker 1", "ps 0", "evaluator 0"]
     assert all(place.spec == places[0].spec for place in places)
@@ -110,6 +111,7 @@ def test_every_pod_finds_its_place(kind):
         assert f"{pod.names[0]}:2222" == place.address()
         assert pod.spec["containers"][0]["ports"][0]["containerPort"] == 2222
     assert all(pod.env()["TF2DIST_START_TIMEOUT"] == "300" for pod in found)
+    assert all(pod.env()["TF2DIST_STALL_TIMEOUT"] == "0.5" for pod in found)
 
 
 @pytest.mark.parametrize("kind", k8s.KINDS)

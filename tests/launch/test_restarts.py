@@ -389,12 +389,14 @@ def test_a_trial_for_a_network_of_its_own_ends(monkeypatch):
 
 
 def test_a_dry_run(run):
-    status, out, err = run("sys.exit(1)", "--ps=1", "--workers=2", "--dry_run", "--start_timeout=7", arguments=["a b"])
+    options = "--ps=1", "--workers=2", "--dry_run", "--start_timeout=7", "--stall_timeout=600"
+    status, out, err = run("sys.exit(1)", *options, arguments=["a b"])
     assert (status, err) == (0, "")
     lines = out.splitlines()
     assert [line.partition(" cd ")[0] for line in lines] == [
         f"[{task}] localhost:" for task in ("chief 0", "worker 0", "worker 1", "ps 0")
     ]
+    assert all("TF2DIST_STALL_TIMEOUT=600 " in line for line in lines)
     assert all("TF2DIST_START_TIMEOUT=7 " in line and line.endswith("script.py 'a b'") for line in lines)
     # It is what one could type.
     config = lines[3].partition("TF_CONFIG=")[2]

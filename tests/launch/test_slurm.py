@@ -109,9 +109,10 @@ def test_names_with_blanks(tmp_path, monkeypatch):
 
 
 def test_hosts_are_nodes():
-    lines = script("--hosts=n1,n2:2", "--port=7000", "--start_timeout=9")
+    lines = script("--hosts=n1,n2:2", "--port=7000", "--start_timeout=9", "--stall_timeout=600")
     assert {"#SBATCH --nodelist=n1,n2", "#SBATCH --nodes=2", "#SBATCH --ntasks=3"} <= set(lines)
     assert {"export TF2DIST_TASKS=worker:3", "export TF2DIST_PORT=7000", "export TF2DIST_START_TIMEOUT=9"} <= set(lines)
+    assert "export TF2DIST_STALL_TIMEOUT=600" in lines
 
 
 @pytest.mark.parametrize(

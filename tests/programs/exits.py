@@ -1,4 +1,7 @@
-"""A program of peers, one of which calls `sys.exit(3)`: python -m tests.programs.exits PEER before|inside|after."""
+"""A program of peers, one of which calls `sys.exit(3)`.
+
+python -m tests.programs.exits PEER before|inside|after|map_reduce
+"""
 
 import sys
 
@@ -22,9 +25,11 @@ class Exit(keras.callbacks.Callback):
 with strategy.scope():
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
-if when == "before" and this_one_exits:
+if when in ("before", "map_reduce") and this_one_exits:
     sys.exit(3)
 x = np.ones([8, 3], np.float32)
+if when == "map_reduce":
+    tf2dist.map_reduce(lambda shard: shard, range(8), lambda a, b: a + b, strategy=strategy)
 tf2dist.fit(model, (x, x[:, :1]), batch_size=4, epochs=4, callbacks=[Exit()])
 if when == "after" and this_one_exits:
     sys.exit(3)

@@ -130,3 +130,14 @@ def test_nvidia_smi_of_windows_is_not_on_every_path(tmp_path, monkeypatch):
     monkeypatch.setattr(gpus, "_OF_WSL", str(tmp_path / "nvidia-smi"))
     monkeypatch.setattr(gpus.shutil, "which", lambda name: None)
     assert gpus.visible({}) == ("0", "1")
+
+
+def test_an_nvidia_smi_that_hangs_is_asked_once(tmp_path, monkeypatch):
+    """The doctor asks it for several things, and would wait each time."""
+    fake_nvidia_smi(tmp_path, monkeypatch, 1)
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\necho asked >> {tmp_path}/asked\nexec sleep 100\n")
+    monkeypatch.setattr(gpus, "_PATIENCE", 0.5)
+    for _ in range(3):
+        assert gpus.driver_failure() == "nvidia-smi does not answer within 0.5 s"
+    assert gpus.identifiers() == ()
+    assert (tmp_path / "asked").read_text() == "asked\n"

@@ -5,14 +5,14 @@ import pytest
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize(("peer", "when"), [(1, "before"), (0, "inside")])
+@pytest.mark.parametrize(("peer", "when"), [(1, "before"), (0, "inside"), (1, "map_reduce")])
 def test_a_peer_exits_while_it_is_needed(by_hand, peer, when):
     job = by_hand("tests.programs.exits", str(peer), when, peers=True)
     status, error = job.ends(f"worker {1 - peer}")
     assert status == 1, error
     last = error.splitlines()[-1]
     assert last.startswith(f"tf2dist: worker {peer} at ")
-    assert last.endswith("has ended its program, and call 1 of fit, evaluate or predict needs it")
+    assert last.endswith("has ended its program, and call 1 of fit, evaluate, predict or map_reduce needs it")
     status, error = job.ends(f"worker {peer}")
     assert status in (1, 3), error
 

@@ -7,7 +7,8 @@ that the job is done, and each side notices at once when the other one has ended
 Messages, one a line: `go` (all tasks are there: start), `ready` (a server serves), `ping`, `bye N` (a peer has
 ended its program after N calls of `fit`, `evaluate` and `predict`), `again` (before that: since the job was preempted),
 `preempt` (a task was asked to stop), `accept` or `refuse` (the coordinator's answer to a server: the job saves and
-ends, or goes on), `done` (the job is over), `done N` (and all tasks end with status N).
+ends, or goes on), `done` (the job is over), `done N` (and all tasks end with status N). Of a job that may stall
+(`stalls`): `stalled` (a peer has waited too long), `ask` and its answer `state`, `stacks` and its answer `dumped`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from tf2dist.cluster.spec import Task
 PING_INTERVAL = 5.0  # seconds between two heartbeats
 GRACE = 60.0  # seconds without a message after which a task counts as lost; a stopped or overloaded host can be late
 SILENCE = 15.0  # seconds without a message after which the leader says whom the job may wait for
-_MESSAGE = re.compile(rb"([a-z]+)(?: \d{1,9})?")
+_MESSAGE = re.compile(rb"(state)(?: \d{1,9}){4}|([a-z]+)(?: \d{1,9})?")
 _LONGEST = 64  # bytes, more than any message has
 _EXIT_TIMEOUT = 30.0  # seconds that a coordinator gets to exit after it has sent that the job is done
 
@@ -77,7 +78,7 @@ class TaskConnection:
             while b"\n" in self._buffer:
                 line, self._buffer = self._buffer.split(b"\n", 1)
                 found = _MESSAGE.fullmatch(line)
-                if found and found[1].decode() in messages:
+                if found and (found[1] or found[2]).decode() in messages:
                     return line.decode()
             self._buffer = self._buffer[:_LONGEST]  # the beginning of a line that goes on, and is none of ours
             left = GRACE if deadline is None else min(GRACE, deadline - time.monotonic())
@@ -132,7 +133,10 @@ class TaskConnection:
 
     def _poll(self, events: int, seconds: float) -> bool:
         poll = select.poll()
-        poll.register(self._socket, events)
+        try:
+            poll.register(self._socket, events)
+        except ValueError:  # it was closed by another thread: `receive` finds that out
+            return True
         return bool(poll.poll(math.ceil(1000 * seconds)))
 
 
@@ -163,7 +167,11 @@ def sending_heartbeats(connections: Sequence[TaskConnection]) -> Generator[None]
         stop()
 
 
-def wait_until_done(connection: TaskConnection, on_answer: Callable[[bool], object] = lambda accepted: None) -> int:
+def wait_until_done(
+    connection: TaskConnection,
+    on_answer: Callable[[bool], object] = lambda accepted: None,
+    on_request: Callable[[str], object] = lambda message: None,
+) -> int:
     """Waits, in a server, until the job is done and the coordinator has ended; returns the status to end with.
 
     A coordinator that exits still calls its servers, and logs many errors when they have gone before it.
@@ -171,13 +179,18 @@ def wait_until_done(connection: TaskConnection, on_answer: Callable[[bool], obje
     Args:
       connection: to the coordinator.
       on_answer: called with whether the coordinator ends the job, when it has answered `preempt`.
+      on_request: called with `ask` or `stacks`, when the coordinator has sent that.
 
     Raises:
       TaskLostError: the coordinator ended before the job was done, or sent nothing for the grace period.
     """
     with sending_heartbeats([connection]):
-        while (message := connection.receive("done", "accept", "refuse").partition(" "))[0] != "done":
-            on_answer(message[0] == "accept")
+        expected = "done", "accept", "refuse", "ask", "stacks"
+        while (message := connection.receive(*expected).partition(" "))[0] != "done":
+            if message[0] in ("ask", "stacks"):
+                on_request(message[0])
+            else:
+                on_answer(message[0] == "accept")
     connection.wait_until_ended(_EXIT_TIMEOUT)
     return int(message[2] or 0)
 

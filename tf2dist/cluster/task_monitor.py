@@ -12,6 +12,7 @@ from tf2dist.cluster.heartbeat import GRACE, SILENCE, TaskConnection, TaskLostEr
 from tf2dist.cluster.loss_policy import LossPolicy
 from tf2dist.cluster.rendezvous import RendezvousError
 from tf2dist.cluster.spec import Task
+from tf2dist.cluster.stalls import Progress, State, answer
 from tf2dist.errors import START_AGAIN, Preempted
 
 _FATAL_LOSS_GRACE = 60.0  # seconds that the process gets to end when a loss has ended the job
@@ -64,7 +65,7 @@ class PeerCalls:
     def _check(self) -> None:
         for connection, made in list(self._ended.items()):
             if self._open and made < self._begun:  # outside of calls this process waits for nobody
-                why = f"has ended its program, and call {made + 1} of fit, evaluate or predict needs it"
+                why = f"has ended its program, and call {made + 1} of fit, evaluate, predict or map_reduce needs it"
                 self._on_missing(connection, f"{connection} {why}")
 
 
@@ -112,6 +113,9 @@ class LeaderMonitor:
         self._changed = threading.Condition()  # of _lost, _unused and _over
         self._bye = {connection.task: threading.Event() for connection in connections}
         self._ready = {connection.task: threading.Event() for connection in connections}
+        self._answers: dict[Task, str] = {}  # to the last question
+        self._answered = threading.Condition()
+        self._on_stalled: Callable[[], object] = lambda: None
         for connection in connections:
             threading.Thread(target=self._monitor, args=(connection,), name="monitor", daemon=True).start()
         self._stop_heartbeats = start_heartbeats(connections)
@@ -147,6 +151,30 @@ class LeaderMonitor:
         """Tells every other task that the job was asked to stop."""
         for connection in self.connections:
             connection.send("preempt")
+
+    def on_stalled(self, callback: Callable[[], object]) -> None:
+        """Has `callback` called when a peer says that it makes no step any more. It must not wait for answers."""
+        self._on_stalled = callback
+
+    def ask(self, limit: float) -> dict[str, State | None]:
+        """Asks all tasks that are not lost what they are at; None of one that has not answered in `limit` seconds."""
+        found = self._answers_to("ask", limit)
+        return {name: None if said is None else State.of(said) for name, said in found.items()}
+
+    def have_stacks_logged(self, limit: float) -> None:
+        """Has all tasks log their stacks, and waits up to `limit` seconds until they have."""
+        self._answers_to("stacks", limit)
+
+    def _answers_to(self, question: str, limit: float) -> dict[str, str | None]:
+        lost = self.lost
+        asked = [connection for connection in self.connections if connection.task not in lost]
+        with self._answered:
+            self._answers.clear()
+        for connection in asked:
+            connection.send(question)
+        with self._answered:
+            self._answered.wait_for(lambda: all(c.task in self._answers for c in asked), limit)
+            return {str(connection): self._answers.get(connection.task) for connection in asked}
 
     def end(self, *, together: bool, status: int = 0) -> int:
         """Tells every task that the job is done.
@@ -203,8 +231,16 @@ class LeaderMonitor:
 
         try:
             while True:
-                found = connection.receive("ready", "bye", "preempt", "again", on_silence=warn)
-                message, _, calls = found.partition(" ")
+                expected = "ready", "bye", "preempt", "again", "stalled", "state", "dumped"
+                message, _, calls = connection.receive(*expected, on_silence=warn).partition(" ")
+                if message in ("state", "dumped"):
+                    with self._answered:
+                        self._answers[connection.task] = calls
+                        self._answered.notify_all()
+                    continue
+                if message == "stalled":
+                    self._on_stalled()
+                    continue
                 if message == "preempt":
                     connection.send("accept" if self._on_preempted(f"{connection} was asked to stop") else "refuse")
                     continue
@@ -274,6 +310,7 @@ class FollowerMonitor:
 
     Args:
       connection: to the first peer.
+      progress: of this process.
       on_fatal_loss: as for `LeaderMonitor`; called when the first peer is lost.
       on_preempted: called with a line when the first peer says that the job was asked to stop.
 
@@ -286,8 +323,11 @@ class FollowerMonitor:
         connection: TaskConnection,
         on_fatal_loss: Callable[[str], object],
         on_preempted: Callable[[str], object] = lambda why: None,
+        progress: Progress | None = None,
     ) -> None:
         self._connection = connection
+        self._progress = progress or Progress()
+        self._asked = threading.Event()
         self._on_fatal_loss = on_fatal_loss
         self._on_preempted = on_preempted
         self.calls = PeerCalls(self._end_for)
@@ -310,6 +350,17 @@ class FollowerMonitor:
         """Tells the first peer, which tells the others, that the job was asked to stop."""
         self._connection.send("preempt")
 
+    @property
+    def leader(self) -> TaskConnection:
+        """The connection to the first peer."""
+        return self._connection
+
+    def tell_of_stall(self, limit: float) -> bool:
+        """Tells the first peer that this one makes no step; returns whether it has asked within `limit` seconds."""
+        self._asked.clear()
+        self._connection.send("stalled")
+        return self._asked.wait(limit)
+
     def end(self, status: int = 0) -> int:
         """Tells the first peer that this one has finished its loop, and waits until all have: they exit together.
 
@@ -327,8 +378,12 @@ class FollowerMonitor:
 
     def _monitor(self) -> None:
         try:
-            while (message := self._connection.receive("done", "bye", "preempt").partition(" "))[0] != "done":
-                if message[0] == "preempt":
+            expected = "done", "bye", "preempt", "ask", "stacks"
+            while (message := self._connection.receive(*expected).partition(" "))[0] != "done":
+                if message[0] in ("ask", "stacks"):
+                    self._asked.set()
+                    answer(self._connection, message[0], self._progress)
+                elif message[0] == "preempt":
                     self._on_preempted(f"{self._connection} says that the job was asked to stop")
                 else:
                     self.calls.end(self._connection, message[2])

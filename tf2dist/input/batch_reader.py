@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tf2dist.errors import TrainingError, UsageError
+from tf2dist.runtime import session
 from tf2dist.system import environment_variables
 
 _log = logging.getLogger("tf2dist")
@@ -106,7 +107,7 @@ class BatchReader:
             raise self.failure
 
     def _take(self) -> list[Any]:
-        waited, skipped = 0.0, 0
+        waited, skipped, progress = 0.0, 0, session.current().progress
         with self._changed:
             while not (self._ready or self._ended or self._closed or self._error):
                 began_to_wait = self._taken < self._allowed
@@ -114,7 +115,10 @@ class BatchReader:
                     waited, skipped = 0.0, self._skipped
                 if not self._changed.wait(_LOOK_SECONDS) and began_to_wait:
                     waited += _LOOK_SECONDS  # and no clock, which goes on while the machine stands still
+                    progress.waits_for_input(True)
                     self._check_time(waited)
+            if waited:
+                progress.waits_for_input(False)
             if self._ready:
                 self._taken += 1
                 self._changed.notify_all()

@@ -172,6 +172,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="seconds that a task waits for the others (default: 120; k8s: 900)",
     )
+    group.add_argument(
+        "--stall_timeout",
+        type=float,
+        metavar="S",
+        help="seconds without a step after which the job fails, and says for whom it waited (default: 0, never)",
+    )
 
 
 def from_options(options: argparse.Namespace) -> Layout:
@@ -187,6 +193,8 @@ def from_options(options: argparse.Namespace) -> Layout:
         raise UsageError(f"--port={options.port} is no port; ports go from 1 to 65535")
     if options.start_timeout is not None and not 0 < options.start_timeout < float("inf"):
         raise UsageError(f"--start_timeout={options.start_timeout:g} must be a number of seconds above 0")
+    if options.stall_timeout is not None and not 0 <= options.stall_timeout < float("inf"):
+        raise UsageError(f"--stall_timeout={options.stall_timeout:g} must be a number of seconds, or 0 for never")
     if ways == ["cluster"]:
         for name in ("ps", "workers", "chief", "evaluator"):
             if getattr(options, name) not in (None, False):
@@ -207,7 +215,8 @@ def from_options(options: argparse.Namespace) -> Layout:
 def task_environment(options: argparse.Namespace, start_timeout: float | None = None) -> dict[str, str]:
     """Environment variables that the options set for every task; `start_timeout` is the backend's default."""
     seconds = start_timeout if options.start_timeout is None else options.start_timeout
-    return {} if seconds is None else {environment_variables.START_TIMEOUT: f"{seconds:g}"}
+    given = {environment_variables.START_TIMEOUT: seconds, environment_variables.STALL_TIMEOUT: options.stall_timeout}
+    return {name: f"{value:.12g}" for name, value in given.items() if value is not None}
 
 
 def as_shell_command(directory: str, env: Mapping[str, str], argv: Sequence[str]) -> str:

@@ -18,7 +18,7 @@ from tf2dist.errors import ShardError, reason
 from tf2dist.map_reduce import task_scheduler
 from tf2dist.map_reduce.reduction_tree import ReductionTree
 from tf2dist.map_reduce.task_scheduler import Task, TaskScheduler
-from tf2dist.runtime import collectives
+from tf2dist.runtime import collectives, session
 
 _SHARDS_PER_ROUND = 16  # for each device of a peer, between two exchanges: a round's results are held in memory
 
@@ -71,10 +71,11 @@ def map_reduce(
     tree = ReductionTree(reduce)
     multiworker = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
     map_shards = _map_with_peers if multiworker else _map_alone
-    for count, (number, result) in enumerate(map_shards(function, shards, strategy), 1):
-        tree.add(number, result)
-        if progress:
-            progress(count)
+    with session.current().call():
+        for count, (number, result) in enumerate(map_shards(function, shards, strategy), 1):
+            tree.add(number, result)
+            if progress:
+                progress(count)
     return tree.result()
 
 
@@ -83,7 +84,7 @@ def _map_alone(function: Any, shards: Iterable[Any], strategy: tf.distribute.Str
     tasks = (_task(function, number, shard) for number, shard in enumerate(shards))
     remote = isinstance(strategy, tf.distribute.ParameterServerStrategy)
     devices = task_scheduler.worker_devices(strategy) if remote else task_scheduler.local_devices(strategy)
-    return TaskScheduler(devices, remote=remote).run(tasks)
+    return session.current().progress.steps_of(TaskScheduler(devices, remote=remote).run(tasks))
 
 
 def _map_with_peers(
@@ -99,7 +100,8 @@ def _map_with_peers(
         results: list[tuple[int, Any]] = []
         failure: ShardError | None = None
         try:
-            results = list(TaskScheduler(devices).run(tasks))
+            with session.current().progress.steps():
+                results = list(TaskScheduler(devices).run(tasks))
         except ShardError as error:  # raised after the exchange: the peers wait in it for this process
             failure = error
         cause = failure and failure.__cause__  # which pickle leaves out

@@ -146,6 +146,7 @@ class TaskScheduler:
                 except queue.Empty:
                     continue
                 if self._is_first_result(attempt):
+                    session.current().progress.made()
                     yield attempt.pending.task.number, attempt.result
         finally:
             self._stop(threads)

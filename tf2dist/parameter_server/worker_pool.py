@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -53,9 +54,17 @@ class WorkerPool:
 
     def schedule(self, function, args: tuple) -> Any:
         """Schedules a `tf.function` on the next free worker; returns its remote value."""
+        busy = weakref.WeakMethod(self._busy_workers)  # the session must not keep the workers' data
+        session.current().progress.busy_workers = lambda: method() if (method := busy()) else []
         remote = self._coordinator.schedule(function, args=args)
         announce_end(remote, self._tell)
         return remote
+
+    def _busy_workers(self) -> list[str]:
+        """The names of workers that are not lost, and have not returned what they run."""
+        lost = {task.index for task in session.current().lost_tasks() if task.job == "worker"}
+        busy = set(range(self.count)) - idle_workers(self._coordinator) - lost
+        return [f"worker {index}" for index in sorted(busy)]
 
     def has_idle_worker(self) -> bool:
         """Whether a worker that is not lost is idle."""

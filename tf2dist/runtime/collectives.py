@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf2dist.runtime import session
+
 # Of which `CollectiveGatherV2` takes all, and GPUs can pad all: it takes int64 too, for which they have no `Pad`.
 _GATHERED = (tf.float16, tf.float32, tf.float64, tf.int32)
 
@@ -112,8 +114,9 @@ def broadcast(strategy: tf.distribute.Strategy, values: Sequence[Any]) -> list[n
     def broadcast_tensors(values: list[tf.Tensor]) -> list[tf.Tensor]:
         return [strategy.experimental_local_results(r)[0] for r in strategy.run(keep_first, args=tuple(values))]
 
-    received = broadcast_tensors([tf.convert_to_tensor(_as_floats(v)) for v in arrays])
-    return [_from_floats(r.numpy(), v) for r, v in zip(received, arrays, strict=True)]
+    with session.current().progress.steps():
+        received = broadcast_tensors([tf.convert_to_tensor(_as_floats(v)) for v in arrays])
+        return [_from_floats(r.numpy(), v) for r, v in zip(received, arrays, strict=True)]
 
 
 def _as_floats(array: np.ndarray) -> np.ndarray:
@@ -150,10 +153,12 @@ def all_gather(strategy: tf.distribute.Strategy, data: bytes) -> list[bytes]:
     if peers(strategy)[0] == 1:
         return [data]
     gather = _gather_function(strategy)
-    lengths = gather(tf.constant([len(data)], tf.float64)).numpy()[:, 0].astype(np.int64)
+    with session.current().progress.steps():
+        lengths = gather(tf.constant([len(data)], tf.float64)).numpy()[:, 0].astype(np.int64)
     words = np.zeros(-(-int(lengths.max()) // 4), np.uint32)  # collectives take numbers, not bytes: see `_as_floats`
     words.view(np.uint8)[: len(data)] = np.frombuffer(data, np.uint8)
-    rows = gather(tf.constant(words.astype(np.float64))).numpy().astype(np.uint32)
+    with session.current().progress.steps():
+        rows = gather(tf.constant(words.astype(np.float64))).numpy().astype(np.uint32)
     return [row.tobytes()[:length] for row, length in zip(rows, lengths, strict=True)]
 
 

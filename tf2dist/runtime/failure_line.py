@@ -19,11 +19,14 @@ _OF_THE_PROGRAM = (
     "ResourceExhaustedError", "UnimplementedError",
 )  # fmt: skip
 _OF_FILES_TOO = ("FailedPreconditionError", "NotFoundError")  # and of what a task has held that was lost
+_SERVICE = "RPC: /tensorflow.CoordinationService/"  # in the error of a call to it that was not answered
 _TASK = re.compile(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)")
 _LOSS_TIMEOUT = 0.5  # seconds; TensorFlow may notice the loss of a task before the session does
 
 
-def explain(error: BaseException, wait_for_loss: Callable[[float], str]) -> tuple[int, str] | None:
+def explain(
+    error: BaseException, wait_for_loss: Callable[[float], str], leader: str = "the first peer"
+) -> tuple[int, str] | None:
     """Returns the exit status of the process that an error ends, and one line for the user.
 
     The status is 2 for a wrong command or call, 1 for a job that failed. None for any other error, and for one that
@@ -33,6 +36,7 @@ def explain(error: BaseException, wait_for_loss: Callable[[float], str]) -> tupl
       error: what ends the process.
       wait_for_loss: returns which other task was lost, waiting so many seconds for that; the line names it, since that
         explains more than what TensorFlow says of it.
+      leader: what the first peer is called, in which TensorFlow's coordination service runs.
     """
     if isinstance(error, (UsageError, *_FAILED_JOB)) and error.__cause__ is None:
         return 2 if isinstance(error, UsageError) else 1, one_line(error)
@@ -43,6 +47,8 @@ def explain(error: BaseException, wait_for_loss: Callable[[float], str]) -> tupl
         return 1, f"{lost} ({type(error).__name__})"
     if silent := _without_heartbeats(str(error)):
         return 1, f"{silent} has given no sign of life ({type(error).__name__})"
+    if _SERVICE in str(error):
+        return 1, f"{leader} has not answered in time ({type(error).__name__})"
     return None
 
 

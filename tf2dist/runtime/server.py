@@ -13,7 +13,7 @@ import threading
 import time
 from typing import NoReturn
 
-from tf2dist.cluster import heartbeat, rendezvous
+from tf2dist.cluster import heartbeat, rendezvous, stalls
 from tf2dist.cluster.heartbeat import TaskConnection, TaskLostError
 from tf2dist.cluster.roles import leader_of
 from tf2dist.cluster.spec import Cluster, Task
@@ -63,7 +63,9 @@ def serve(cluster: Cluster, limit: float | None = None, preemption: Preemption |
     if preemption.by_signal:
         SigtermHandler(request.ask, lambda: None).install()
     connection.send("ready")
-    status = heartbeat.wait_until_done(connection, request.answered)
+    status = heartbeat.wait_until_done(
+        connection, request.answered, lambda message: stalls.answer(connection, message, None)
+    )
     del server  # it cannot be stopped; it ends with the process
     return status
 

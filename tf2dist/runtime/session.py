@@ -15,6 +15,7 @@ from tf2dist.cluster import environments, rendezvous
 from tf2dist.cluster.loss_policy import LossPolicy
 from tf2dist.cluster.roles import Role, followers_of, leader_of, role_of
 from tf2dist.cluster.spec import Cluster, Task
+from tf2dist.cluster.stalls import Progress
 from tf2dist.cluster.strategies import check_strategy
 from tf2dist.cluster.task_monitor import FollowerMonitor, LeaderMonitor
 from tf2dist.errors import START_AGAIN, UsageError
@@ -24,10 +25,11 @@ from tf2dist.runtime.logging_setup import log_to_stderr_by_default, quiet_tensor
 from tf2dist.runtime.preemption import Preemption
 from tf2dist.runtime.process_exit import call_for, exit_now
 from tf2dist.runtime.server import fork_worker_0_server, serve_and_exit
+from tf2dist.runtime.stall_watch import StallWatch
 from tf2dist.system import environment_variables
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
     import tensorflow as tf
 
@@ -47,6 +49,7 @@ class Session(FailureReporter):
     Attributes:
       cluster, role: as given.
       preemption: whether the job was asked to stop, and what this process does then.
+      progress: the steps that this process makes.
       strategy: what `join` returned; None if nothing was joined, or with `connect`.
     """
 
@@ -61,6 +64,7 @@ class Session(FailureReporter):
         super().__init__()
         leads = role is not Role.EVALUATOR and (cluster is None or cluster.task == leader_of(cluster))
         self.preemption = Preemption(preemptible, leads=leads)
+        self.progress = Progress()
         self.cluster = cluster
         self.role = role
         self.strategy: tf.distribute.Strategy | None = None
@@ -87,13 +91,31 @@ class Session(FailureReporter):
 
     def explain(self, error: BaseException) -> tuple[int, str] | None:
         """Returns the exit status and the line that an error of this process ends with; see `failure_line.explain`."""
-        return failure_line.explain(error, self.wait_for_loss)
+        if self.cluster is None:
+            return failure_line.explain(error, self.wait_for_loss)
+        leader = leader_of(self.cluster)
+        return failure_line.explain(error, self.wait_for_loss, f"{leader} at {self.cluster.address(leader)}")
 
     def lost_tasks(self) -> list[Task]:
         """Returns the tasks that are lost and have not come back; always none in a process that does not lead."""
         return self._monitor.lost if self._monitor else []
 
-    def call_with_peers(self) -> contextlib.AbstractContextManager[None]:
+    def watch_for_stalls(self, limit: float | None) -> None:
+        """Has this process end when it, and the whole job, has made no step for `limit` seconds; never if None.
+
+        An evaluator is not watched: it waits for checkpoints.
+        """
+        if limit is not None and not self.is_evaluator:
+            name = str(self.cluster.task) if self.cluster else "this process"
+            StallWatch(limit, name, self.progress, self.end_for_loss, self._monitor)
+
+    @contextlib.contextmanager
+    def call(self) -> Generator[None]:
+        """Returns a context for a call that makes steps, and that every peer of the job makes."""
+        with self.progress.call(), self._call_with_peers():
+            yield
+
+    def _call_with_peers(self) -> contextlib.AbstractContextManager[None]:
         """Returns a context for a call that every peer of the job makes, and waits for the others in.
 
         If one of them has ended its program, or does while this process is inside, this one ends with status 1 and says
@@ -170,6 +192,7 @@ def join(
     cluster: Cluster | None = None,
     start_timeout: float | None = None,
     preemptible: bool | None = None,
+    stall_timeout: float | None = None,
 ) -> tf.distribute.Strategy:
     """Takes this process's place in the job and returns its strategy.
 
@@ -186,6 +209,9 @@ def join(
       preemptible: does SIGTERM ask the job to stop, as `tf2dist.preempt` does? TF2DIST_PREEMPTIBLE, which launchers
         set, says so if that is not given; else the signal ends the process as it ends any. A handler of SIGTERM that
         the program has installed before stays.
+      stall_timeout: seconds without a step of `fit`, a batch of `evaluate` or `predict`, or a result of `map_reduce`,
+        after which the job says for whom it waits, and fails; 0 for never. TF2DIST_STALL_TIMEOUT, or never, if not
+        given.
 
     Raises:
       ClusterError: a cluster that cannot be, or does not fit the strategy, or a port in use.
@@ -201,6 +227,7 @@ def join(
     if role in (Role.COORDINATOR, Role.PEER):
         _check_first()
     limit = start_timeout or rendezvous.start_timeout()
+    stall_limit = _stall_limit(stall_timeout)
     tensorflow_import.set_defaults()
     session = _begin(Session(cluster, role, start_timeout=limit, preemptible=preemptible))
     if session.preemption.by_signal and os.getpid() == 1:
@@ -208,6 +235,7 @@ def join(
     if role in (Role.EVALUATOR, Role.SOLO):
         strategy = _make_strategy(session, *(("one", None) if role is Role.EVALUATOR else (name, replicas)), None)
         session.end_job_at_exit()
+        session.watch_for_stalls(stall_limit)
         return strategy
     assert cluster is not None
     if role is Role.SERVER:
@@ -216,7 +244,24 @@ def join(
         _begin_coordinator(session, cluster, limit)
     else:
         _begin_peer(session, cluster, limit)
+    session.watch_for_stalls(stall_limit)
     return _make_strategy(session, name, replicas, cluster)
+
+
+def _stall_limit(given: float | None) -> float | None:
+    """Returns the seconds after which a job stalls; None for never.
+
+    Raises:
+      UsageError: it is no number of seconds.
+    """
+    if given is None:
+        try:
+            return environment_variables.seconds_or_never(environment_variables.STALL_TIMEOUT, os.environ)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+    if not 0 <= given < float("inf"):
+        raise UsageError(f"stall_timeout is {given:g}; it must be a number of seconds, or 0 for never")
+    return given or None
 
 
 def connect(cluster: Cluster | None = None, *, replicas: int | None = None, start_timeout: float | None = None) -> None:
@@ -314,7 +359,7 @@ def _begin_peer(session: Session, cluster: Cluster, limit: float) -> None:
         end = functools.partial(_end_leading_peer, monitor)
     else:
         connection = rendezvous.wait_for_leader(cluster, leader, limit)
-        monitor = FollowerMonitor(connection, session.end_for_loss, asked)
+        monitor = FollowerMonitor(connection, session.end_for_loss, asked, session.progress)
         end = monitor.end
     session.monitor_with(monitor)
     session.preemption.tell_by(monitor.preempt)

@@ -9,6 +9,7 @@ LAUNCHED_AT = "TF2DIST_LAUNCHED_AT"  # Unix time at which the user's command beg
 JOB_ID = "TF2DIST_JOB_ID"  # tasks that have different ones are of different jobs, and do not start together
 PREPARED = "TF2DIST_PREPARED"  # what a launching trainer has found out for all its processes, as JSON
 WORKERS_GRACE = "TF2DIST_WORKERS_GRACE"  # seconds that a ps job without workers waits for them
+STALL_TIMEOUT = "TF2DIST_STALL_TIMEOUT"  # seconds without a step after which a job fails; 0 for never
 BATCH_TIMEOUT = "TF2DIST_BATCH_TIMEOUT"  # seconds that Python may take to make a batch
 SLURM_TASKS = "TF2DIST_TASKS"  # which tasks a Slurm job has, in the order of their numbers: "chief:1,worker:2,ps:1"
 SLURM_PORT = "TF2DIST_PORT"  # the port of task 0 of a Slurm job; task n has this plus n
@@ -42,6 +43,22 @@ def seconds(name: str, environ: Mapping[str, str], default: float) -> float:
     if not 0 < found < float("inf"):
         raise ValueError(f"{name} is {text!r}; it must be a number of seconds above 0")
     return found
+
+
+def seconds_or_never(name: str, environ: Mapping[str, str]) -> float | None:
+    """Returns the seconds that a variable holds; None if it is 0 or not set.
+
+    Raises:
+      ValueError: it holds something else; in one line.
+    """
+    text = environ.get(name, "")
+    try:
+        found = float(text or 0)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found < float("inf"):
+        raise ValueError(f"{name} is {text!r}; it must be a number of seconds, or 0 for never")
+    return found or None
 
 
 def count(name: str, environ: Mapping[str, str]) -> int | None:

@@ -23,6 +23,7 @@ NONE = "-1"  # as VISIBLE: no GPU
 ORDER, AS_NVIDIA_SMI = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"  # or CUDA's own numbers begin with the fastest GPU
 _OF_WSL = "/usr/lib/wsl/lib/nvidia-smi"  # not on the path of every shell there
 _PATIENCE = 20.0  # seconds for nvidia-smi, which may have to load the driver
+_hanging: set[str] = set()  # programs that have not answered in that time, and are not asked again by this process
 
 
 @dataclass(frozen=True)
@@ -121,11 +122,14 @@ def _ask(*arguments: str) -> tuple[str | None, str]:
     program = shutil.which("nvidia-smi") or (_OF_WSL if os.access(_OF_WSL, os.X_OK) else None)
     if program is None:
         return None, ""
+    if program in _hanging:
+        return None, f"nvidia-smi does not answer within {_PATIENCE:g} s"
     try:
         done = subprocess.run(
             [program, *arguments], capture_output=True, text=True, errors="replace", timeout=_PATIENCE, check=False
         )
     except subprocess.TimeoutExpired:
+        _hanging.add(program)
         return None, f"nvidia-smi does not answer within {_PATIENCE:g} s"
     except OSError as error:
         return None, f"nvidia-smi cannot be run: {(error.strerror or str(error)).lower()}"

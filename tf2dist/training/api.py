@@ -36,11 +36,11 @@ _Model = TypeVar("_Model", bound=keras.Model)
 
 
 def _call_with_peers(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
-    """Counts the calls of a function that all peers of a job call together (`Session.call_with_peers`)."""
+    """Counts the calls of a function that makes steps, and that all peers of a job call together (`Session.call`)."""
 
     @functools.wraps(function)
     def call(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
-        with session.current().call_with_peers():
+        with session.current().call():
             return function(*args, **kwargs)
 
     return call

@@ -217,7 +217,7 @@ class TrainingLoop:
           `finished` after it.
         """
         dispatcher, callbacks, model = self._dispatcher, self._callbacks, self._model
-        in_flight, lost = 0, False
+        in_flight, lost, progress = 0, False, session.current().progress
         while True:
             stops = bool(self._checkpoints) and dispatcher.asked_to_stop
             due = [c for c in self._checkpoints if c.is_due()]
@@ -235,17 +235,18 @@ class TrainingLoop:
                     break
                 n = 1 if model.stop_training else self._tuner.next(end - step, self._max_in_flight)
                 callbacks.on_train_batch_begin(step - (end - self._steps_per_epoch))
-                with model_validation.data_may_fail(self._data):
+                with model_validation.data_may_fail(self._data), progress.steps():
                     step += dispatcher.schedule(self._prepared.train_function, stream, n, self._tuner.limit)
                 in_flight += 1
             if not in_flight:
                 return finished
-            with model_validation.data_may_fail(self._data):
+            with model_validation.data_may_fail(self._data), progress.steps():
                 result = dispatcher.next_result()
             finished, in_flight, step = finished + result.steps, in_flight - 1, step - result.given_back
             lost = lost or result.sums is None
             if not result.steps:
                 continue
+            progress.made()
             self._account(result)
             callbacks.on_train_batch_end(finished - 1, self._sums.logs() if self._needs_batch_logs else None)
 

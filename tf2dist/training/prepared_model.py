@@ -21,6 +21,7 @@ from tf2dist.execution.steps_per_execution import StepsPerExecutionTuner
 from tf2dist.execution.train_step import TrainStep
 from tf2dist.input.data_adapter import DataAdapter, FiniteDataAdapter
 from tf2dist.parameter_server.options import ParameterServer
+from tf2dist.runtime import session
 from tf2dist.training import custom_step_trial, loss_validation, model_validation
 from tf2dist.training.callbacks import needs_batch_logs
 from tf2dist.training.choose_dispatcher import choose_dispatcher
@@ -167,7 +168,8 @@ class PreparedModel:
         batches = 0
         data.end_epoch()  # as Keras does before training and evaluation, and not before prediction
         with self._one_pass(data):
-            for more, their_sums in self.dispatcher.evaluate(step, data, one_by_one=one_by_one):
+            results = self.dispatcher.evaluate(step, data, one_by_one=one_by_one)
+            for more, their_sums in session.current().progress.steps_of(results):
                 callbacks.on_test_batch_begin(batches)
                 sums.add(their_sums)
                 batches += more
@@ -188,7 +190,8 @@ class PreparedModel:
         callbacks.on_predict_begin()
         batches = []
         with self._one_pass(data):
-            for number, outputs in enumerate(self.dispatcher.predict(PredictStep(self.model), data)):
+            results = self.dispatcher.predict(PredictStep(self.model), data)
+            for number, outputs in enumerate(session.current().progress.steps_of(results)):
                 callbacks.on_predict_batch_begin(number)
                 batches.append(outputs)
                 callbacks.on_predict_batch_end(number, {"outputs": outputs})

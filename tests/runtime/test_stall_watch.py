@@ -1,0 +1,93 @@
+"""When a process takes its job to stand still."""
+
+import threading
+import time
+from concurrent.futures import Future
+
+import pytest
+import tensorflow as tf
+
+from tests.threads import DEADLINE, stays
+from tf2dist.cluster.stalls import Progress
+from tf2dist.errors import UsageError
+from tf2dist.runtime import session
+from tf2dist.runtime.stall_watch import StallWatch
+
+pytestmark = pytest.mark.timeout(60)
+LIMIT = 1.0
+
+
+@pytest.fixture
+def watched():
+    """watched(): the progress of a process that is watched, and what it ends with."""
+    over = threading.Event()
+
+    def start():
+        progress, ended = Progress(), Future()
+
+        def end(why):
+            ended.done() or ended.set_result(why)
+            over.wait(10 * DEADLINE)  # as who ends the process does not return
+
+        StallWatch(LIMIT, "this process", progress, end, None)
+        return progress, ended
+
+    yield start
+    over.set()
+
+
+def test_a_call_that_makes_no_step_any_more(watched):
+    progress, ended = watched()
+    with progress.call():
+        progress.made()
+        why = ended.result(DEADLINE)
+    assert why.startswith("the job has made no step for 1 s, and waits for a callback or another part of the program")
+
+
+def test_steps_start_the_time_anew(watched):
+    progress, ended = watched()
+    with progress.call():
+        for _ in range(15):
+            progress.made()
+            assert stays(ended, LIMIT / 5)
+
+
+def test_outside_of_calls_nothing_is_to_be_made(watched):
+    _, ended = watched()
+    assert stays(ended, 3 * LIMIT)
+
+
+def test_a_trace_moves(watched):
+    """It is in other places all the time, though no step is made; one that stays where it is stalls."""
+    progress, ended = watched()
+
+    def traced(seconds):
+        deadline, number = time.monotonic() + seconds, 0
+        while time.monotonic() < deadline:
+            number += 1
+            below(number % 50)
+        if seconds:
+            return traced(0)
+        return ended.result(DEADLINE)
+
+    def below(depth):
+        below(depth - 1) if depth else time.sleep(0.001)
+
+    with progress.call():
+        progress.made()
+        function = tf.function(lambda: tf.constant(traced(5 * LIMIT)))
+        began = time.monotonic()
+        assert b"no step" in function().numpy()
+        assert time.monotonic() - began > 5 * LIMIT
+
+
+@pytest.mark.parametrize("text", ["soon", "-1", "inf", "nan", "1e999"])
+def test_wrong_seconds(monkeypatch, text):
+    monkeypatch.setenv("TF2DIST_STALL_TIMEOUT", text)
+    with pytest.raises(UsageError, match=f"TF2DIST_STALL_TIMEOUT is '{text}'; it must be a number of seconds, or 0"):
+        session.join("one")
+
+
+def test_wrong_seconds_of_an_argument():
+    with pytest.raises(UsageError, match="stall_timeout is -1; it must be a number of seconds, or 0 for never"):
+        session.join("one", stall_timeout=-1)

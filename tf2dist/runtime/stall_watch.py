@@ -1,0 +1,93 @@
+"""Notices that a job makes no step for too long, has all tasks log their stacks, and ends it (`--stall_timeout`)."""
+
+# pyright: strict
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from tf2dist.cluster import stalls
+from tf2dist.cluster.stalls import Progress, State
+from tf2dist.cluster.task_monitor import FollowerMonitor, LeaderMonitor
+from tf2dist.runtime.process_exit import call_for
+from tf2dist.system import environment_variables
+from tf2dist.system.stacks import places_within
+
+_FIRST_STEP_FACTOR = 3.0  # times as long may the first step of a call take: it is compiled
+_TRACES = "func_graph_from_py_func"  # the function of TensorFlow that has Python traced, in threads of replicas too
+_LOOKS = 20  # in the time after which a job stalls
+_ANSWER_SECONDS = 5.0  # for a task to say what it is at, or to log its stacks
+_LEADER_SECONDS = 15.0  # for the leader to ask, after a peer has told it
+_LOG_SECONDS = 5.0  # for a log that may hang
+
+
+class StallWatch:
+    """A thread that counts the seconds in which this process makes no step while a call is to make some.
+
+    Seconds in which the process was stopped are not counted, nor are those in which functions are traced,
+    as long as the threads are in other places at each look. A peer that does not lead tells the one that does, which
+    asks all of them; if one has made a step meanwhile, nothing stands still.
+
+    Args:
+      limit: seconds.
+      name: of this task.
+      progress: of this process.
+      end: ends this process with a line that says why.
+      monitor: of the other tasks; None if there are none.
+    """
+
+    def __init__(
+        self,
+        limit: float,
+        name: str,
+        progress: Progress,
+        end: Callable[[str], object],
+        monitor: LeaderMonitor | FollowerMonitor | None,
+    ) -> None:
+        self._limit, self._name, self._progress, self._end, self._monitor = limit, name, progress, end, monitor
+        self._told = threading.Event()  # by a peer that it makes no step
+        if isinstance(monitor, LeaderMonitor):
+            monitor.on_stalled(self._told.set)
+        threading.Thread(target=self._watch, name="stall watch", daemon=True).start()
+
+    def _watch(self) -> None:
+        look = min(1.0, self._limit / _LOOKS)
+        waited, count = 0.0, self._progress.count
+        places: deque[int | None] = deque(maxlen=3)  # one that only wakes up now and then comes back to its place
+        while True:
+            told = self._told.wait(look)
+            self._told.clear()
+            waited += look
+            places.append(places_within(_TRACES))
+            if None not in places and len({*places}) == places.maxlen:
+                self._progress.moves()
+            if self._progress.count != count or not self._progress.in_call:
+                waited, count = 0.0, self._progress.count
+            factor = 1.0 if self._progress.has_made_step else _FIRST_STEP_FACTOR
+            if told or waited >= self._limit * factor:
+                self._on_stall()
+                waited = 0.0
+
+    def _on_stall(self) -> None:
+        """Ends the process if the job stands still. Returns if it does not, or if the task that leads decides."""
+        states: dict[str, State | None] = {self._name: self._progress.state()}
+        if isinstance(self._monitor, FollowerMonitor):
+            if self._monitor.tell_of_stall(_LEADER_SECONDS):
+                return
+            states = {str(self._monitor.leader): None}
+        elif self._monitor is not None:
+            states |= self._monitor.ask(_ANSWER_SECONDS)
+        ages = [state.seconds for state in states.values() if state and state.place != stalls.Place.SERVES]
+        if ages and min(ages) < int(self._limit):
+            return
+        why = stalls.waits_for(states, self._progress.busy_workers())
+        if isinstance(self._monitor, LeaderMonitor):
+            self._monitor.have_stacks_logged(_ANSWER_SECONDS)
+        call_for(_LOG_SECONDS, stalls.log_stacks)
+        since = f"{max([*ages, int(self._limit)])} s"
+        self._end(
+            f"the job has made no step for {since}, and waits for {why}; {environment_variables.STALL_TIMEOUT} is "
+            f"{self._limit:g} s, and the stacks of all tasks that answer are in their logs"
+        )
