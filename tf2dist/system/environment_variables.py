@@ -10,6 +10,7 @@ JOB_ID = "TF2DIST_JOB_ID"  # tasks that have different ones are of different job
 PREPARED = "TF2DIST_PREPARED"  # what a launching trainer has found out for all its processes, as JSON
 WORKERS_GRACE = "TF2DIST_WORKERS_GRACE"  # seconds that a ps job without workers waits for them
 BATCH_TIMEOUT = "TF2DIST_BATCH_TIMEOUT"  # seconds that Python may take to make a batch
+FILES_TIMEOUT = "TF2DIST_FILES_TIMEOUT"  # seconds that an object store may take to answer, or to come on
 SLURM_TASKS = "TF2DIST_TASKS"  # which tasks a Slurm job has, in the order of their numbers: "chief:1,worker:2,ps:1"
 SLURM_PORT = "TF2DIST_PORT"  # the port of task 0 of a Slurm job; task n has this plus n
 GPU_MEMORY = "TF2DIST_GPU_MEMORY"  # MiB that a process may take of each GPU that it sees
