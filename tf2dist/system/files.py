@@ -80,6 +80,9 @@ _STORES = {
 }
 
 
+_systems: dict[tuple[int, str, str], Any] = {}
+
+
 class StoreError(OSError):
     """A store did not do what it was asked for. The message is one line; `strerror` has the cause alone."""
 
@@ -135,7 +138,9 @@ def check(named: str, path: Path) -> None:
     scheme, rest = url
     if scheme == "file":
         if re.match("file://[^/]", os.fspath(path), re.IGNORECASE):
-            raise UsageError(f"{named} names a file of another host; one of this host has three slashes, file:///{rest}")
+            raise UsageError(
+                f"{named} names a file of another host; one of this host has three slashes, file:///{rest}"
+            )
         return
     store = _STORES.get(scheme)
     if store is None:
@@ -182,6 +187,11 @@ def exists(path: Path) -> bool:
     return True
 
 
+def is_file(path: Path) -> bool:
+    """Returns whether there is a file or an object. Raises StoreError where the store does not tell."""
+    return exists(path) and not is_directory(path) if is_url(path) else os.path.isfile(absolute(path))
+
+
 def is_directory(path: Path) -> bool:
     """Returns whether there is a directory; in a store, whether there are objects below. Raises StoreError."""
     if not is_url(path):
@@ -195,6 +205,11 @@ def is_directory(path: Path) -> bool:
 def size(path: Path) -> int:
     """Returns the size of a file in bytes. Raises OSError."""
     return int(_info(absolute(path))["size"]) if is_url(path) else os.path.getsize(absolute(path))
+
+
+def version(url: str) -> str:
+    """Returns a text that is another one once an object has been replaced. Raises StoreError."""
+    return _ask(url, "read", lambda system, place: str(system.ukey(place)))
 
 
 def list_names(path: Path) -> list[str]:
@@ -235,7 +250,7 @@ def remove_tree(path: Path) -> None:
 
 
 def open_binary(path: Path) -> IO[bytes]:
-    """Opens a file for reading bytes, with `seek`; one in a store is fetched in blocks as it is read. Raises OSError."""
+    """Opens a file for reading bytes, with `seek`; an object is fetched in blocks as it is read. Raises OSError."""
     if not is_url(path):
         return open(absolute(path), "rb")
     url = absolute(path)
@@ -255,7 +270,7 @@ def unnamed_file() -> tuple[IO[bytes], str]:
 
     Other processes of this user and host can open the path as long as the file is open here.
     """
-    file = cast("IO[bytes]", tempfile.TemporaryFile())
+    file = cast("IO[bytes]", tempfile.TemporaryFile())  # noqa: SIM115 (the caller's)
     return file, f"/proc/{os.getpid()}/fd/{file.fileno()}"
 
 
@@ -351,17 +366,25 @@ def _transfer(url: str, action: str, call: Callable[[Any, str, Any], None]) -> N
     def work(beat: Callable[[], None]) -> None:
         from fsspec.callbacks import Callback
 
-        call(*_system(store, url), Callback(hooks={"beat": lambda *_, **__: beat()}))
+        def on(size: int, value: int, **_: object) -> None:
+            beat()
+
+        call(*_system(store, url), Callback(hooks={"beat": on}))
 
     _within_limit(url, action, work)
 
 
 def _system(store: _Store, url: str) -> tuple[Any, str]:
+    """Returns the library's file system for a URL, made once in a process for each bucket, and the path in it."""
     import fsspec
 
-    # What another process has written since is seen.
-    system, place = fsspec.url_to_fs(url, use_listings_cache=False, **store.options)
-    return system, place
+    # fsspec keeps one for each thread, and a call here has one of its own. Without its cache of listings, what another
+    # process has written since is seen.
+    key = os.getpid(), url.partition("://")[0], url.partition("://")[2].partition("/")[0]
+    if key not in _systems:
+        options = {"skip_instance_cache": True, "use_listings_cache": False} | store.options
+        _systems[key] = fsspec.url_to_fs(url, **options)[0]
+    return _systems[key], cast(str, fsspec.core.strip_protocol(url))
 
 
 def _info(url: str) -> dict[str, Any]:
@@ -407,7 +430,8 @@ def _within_limit(url: str, action: str, work: Callable[[Callable[[], None]], _R
             events.put(("failed", error))
 
     threading.Thread(target=run, name="tf2dist-files", daemon=True).start()
-    what, found = "on", None
+    what: str = "on"
+    found: Any = None
     while what == "on":
         try:
             what, found = events.get(timeout=limit)
