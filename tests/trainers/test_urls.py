@@ -27,6 +27,7 @@ def test_mnist_reads_and_reports(run, object_store, digits_in_store, strategy, t
     arguments = f"--strategy={strategy}", f"--dataset={digits_in_store}", "--steps=6", "--batch_size=60"
     done = run(*arguments, f"--report={object_store.bucket}/out/report.json")
     assert done.status == 0, done.err
+    assert ("no private network here (a flag is a URL)" in done.err) == (strategy != "one")
     report = json.loads(object_store.read("out/report.json"))
     assert (report["dataset"], report["test_examples"], report["steps"]) == ("tfrecord", 100, 6)
     assert list(tmp_path.iterdir()) == []

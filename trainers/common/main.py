@@ -182,6 +182,11 @@ def _run_local_cluster(shared: SharedFlags, prepared) -> int:
     from tf2dist.launch import cluster_layout
     from tf2dist.launch.backends import local
 
+    if needs_network := _needs_network():
+        print(
+            "launch: no private network here (a flag is a URL): other machines can reach the job's ports",
+            file=sys.stderr,
+        )
     spec = sys.modules["__main__"].__spec__
     program = [spec.name if spec else os.path.abspath(sys.argv[0]), *sys.argv[1:]]
     ps = shared.ps if shared.strategy == "ps" else 0
@@ -191,7 +196,7 @@ def _run_local_cluster(shared: SharedFlags, prepared) -> int:
         workers=shared.workers,
         env={environment_variables.PREPARED: json.dumps(prepared)},
         quiet_prefix_for=str(cluster_layout.place_tasks(ps, shared.workers).leader),
-        isolate=not _needs_network(),  # keeps others from its ports
+        isolate=not needs_network,  # keeps others from its ports
     )
 
 
