@@ -106,7 +106,7 @@ def object_store(object_store_process, monkeypatch, tmp_path):
     name = re.sub("[^a-z0-9]+", "-", tmp_path.name.lower()).strip("-") + f"-{os.getpid()}"
     for variable, value in object_store_process.environ.items():
         monkeypatch.setenv(variable, value)
-    monkeypatch.setenv("TF2DIST_FILES_TIMEOUT", "20")
+    monkeypatch.setenv("TF2DIST_FILES_TIMEOUT", "100")
     object_store_process.client.create_bucket(Bucket=name)
     return ObjectStore(
         object_store_process.process, object_store_process.environ, object_store_process.client, f"s3://{name}", name

@@ -2,8 +2,8 @@
 
 URLs go through fsspec, which has a library for each store, needs no TensorFlow, and so can look for a file before
 anything heavy is imported. TensorFlow 2.21 itself reads `gs://` and its own `ram://` alone
-(`tf.io.gfile.get_registered_schemes`), and `etils.epath` chooses between TensorFlow and fsspec by what was imported
-before.
+(`tf.io.gfile.get_registered_schemes`), and `etils.epath` passes `s3://`, `gs://` and `az://` on to fsspec, without
+limits.
 
 A store has no rename and its directories are prefixes of names: an object is put in place as a whole, by one request,
 and is whole or absent. What consists of several objects is whole once its last one is there.
@@ -53,7 +53,7 @@ class _Store:
       put_is_atomic: whether a file that is being written cannot be seen; else it is written beside and renamed.
       options: for the library's file system.
       put_options: for its `put_file`.
-      has_network: whether it is anywhere else than in this process.
+      has_network: whether it is reached over a network.
     """
 
     module: str
@@ -343,9 +343,16 @@ class _Reader(io.RawIOBase):
 
 
 def _store(path: Path) -> _Store:
+    """Returns what is known of a URL's store; its library is imported then, for which there is no limit."""
     check(os.fspath(path), path)
     url = split_url(path)
     assert url is not None  # the caller's
+    import fsspec
+
+    try:
+        fsspec.get_filesystem_class(url[0])
+    except ImportError as error:
+        raise StoreError(absolute(path), "reached", reason(error)) from None
     return _STORES[url[0]]
 
 
