@@ -20,6 +20,7 @@ import pytest
 
 import tests.fast_imports  # noqa: F401 (before TensorFlow)
 from tests.jobs import by_hand, launched  # noqa: F401 (fixtures)
+from tests.object_store import object_store, object_store_process  # noqa: F401 (fixtures)
 
 SINGLE_PROCESS = ("one", "mirrored", "central")
 # Files whose tests mostly wait (for silence, for restarts): one after the other, beside those that compute.

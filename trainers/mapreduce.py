@@ -12,7 +12,7 @@ from absl import flags
 
 from tf2dist.data.errors import DataError
 from tf2dist.errors import UsageError
-from tf2dist.system.local_paths import check_local
+from tf2dist.system import files
 from trainers.common import main
 from trainers.mapreduce_slices import EvenSizes
 
@@ -94,15 +94,15 @@ def train(run, prepared):
 
 
 def read_numbers(path: str) -> array.array:
-    """Returns the numbers f64 of a text file.
+    """Returns the numbers f64 of a text file, at a path or a URL.
 
     Raises:
       DataError: it holds no numbers, or something that is no finite number; names the line.
     """
-    check_local(f"--file={path}", path)
+    files.check(f"--file={path}", path)
     numbers = array.array("d")
     try:
-        with open(path, encoding="utf-8") as file:
+        with files.open_text(path) as file:
             for count, line in enumerate(file, 1):
                 for text in line.replace(",", " ").split():
                     try:

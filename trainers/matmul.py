@@ -16,6 +16,7 @@ from absl import flags
 
 from tf2dist.errors import UsageError
 from tf2dist.runtime import placement
+from tf2dist.system import files
 from tf2dist.system.atomic_files import replacing
 from trainers.common import main, output_files
 
@@ -249,7 +250,7 @@ def _draw_chart(path: str, runs: list[dict]) -> None:
     for axes in (speed, times):
         axes.legend(fontsize="small")
         axes.grid(alpha=0.3)
-    with replacing(os.path.realpath(path)) as (part,):
+    with replacing(files.target(path)) as (part,):
         figure.savefig(part, format=path.rpartition(".")[2])
     plt.close(figure)
 

@@ -6,7 +6,6 @@ One with a GPU counts on a core of its host, since the loop is made for register
 """
 
 import math
-import os
 import time
 
 from absl import flags
@@ -145,6 +144,7 @@ def _draw(path: str, counts, size: int, samples: int) -> None:
     import numpy as np
     from matplotlib.figure import Figure
 
+    from tf2dist.system import files
     from tf2dist.system.atomic_files import replacing
 
     after = np.minimum(size * np.arange(1, len(counts) + 1), samples)
@@ -153,7 +153,7 @@ def _draw(path: str, counts, size: int, samples: int) -> None:
     axes = figure.add_subplot(xlabel="samples", ylabel="estimate of π", xscale="log")
     axes.axhline(math.pi, color="grey", linewidth=1)
     axes.errorbar(after, estimates, errors, fmt=".", markersize=3, linewidth=1)
-    with replacing(os.path.realpath(path)) as (part,):
+    with replacing(files.target(path)) as (part,):
         figure.savefig(part, format="png", dpi=120)
 
 

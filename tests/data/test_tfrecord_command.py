@@ -116,3 +116,16 @@ def test_converts_tfrecords_too(tmp_path, capfd):
     for part, right in zip(load(find(str(tmp_path / "out"))), (train, test), strict=True):
         np.testing.assert_array_equal(part[0], right[0])
         np.testing.assert_array_equal(part[1], right[1])
+
+
+@pytest.mark.slow
+def test_writes_into_a_store(object_store, tmp_path):
+    command = [sys.executable, "-m", "tf2dist.data.tfrecord", "--dataset=synthetic", f"--out={object_store.bucket}/new"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert object_store.keys() == ["new/test.tfrecords", "new/train.tfrecords"]
+    for part in ("test", "train"):
+        assert f"{object_store.bucket}/new/{part}.tfrecords, " in done.stdout
+        path = tmp_path / part
+        path.write_bytes(object_store.read(f"new/{part}.tfrecords"))
+        assert tfrecord.count_records(path) == tfrecord.count_records(f"{object_store.bucket}/new/{part}.tfrecords") > 0

@@ -13,11 +13,9 @@ from tf2dist.system import commands
 @pytest.mark.parametrize(
     "command",
     [
-        "tf2dist.data.tfrecord --dataset=synthetic --out=gs://bucket/x",
         "tf2dist.convert_checkpoint gs://bucket/x out.keras --model=x.keras",
         "tf2dist.convert_checkpoint . gs://bucket/x.keras --model=x.keras",
         "launch local --logs=gs://bucket/x -- trainers.hello",
-        "benchmarks fit --report=gs://bucket/x",
     ],
 )
 def test_urls_are_refused_in_one_line(command, tmp_path):
@@ -27,6 +25,18 @@ def test_urls_are_refused_in_one_line(command, tmp_path):
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
     assert "gs://bucket/x" in done.stderr
     assert " is a URL, and files are read and written on local" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "command", ["tf2dist.data.tfrecord --dataset=synthetic --out=new://x/y", "benchmarks fit --report=new://x/y"]
+)
+def test_unknown_schemes_are_refused_in_one_line(command, tmp_path):
+    env = os.environ | {"PYTHONPATH": os.getcwd()}
+    command = [sys.executable, "-m", *command.split()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path, env=env)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    assert "new://x/y is a URL of an unknown scheme; file://, s3://" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 

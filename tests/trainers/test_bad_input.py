@@ -103,9 +103,11 @@ PLACES = [
     case("--logdir=gs://bucket/x", said=("--logdir=gs://bucket/x is a URL", "as /mnt/bucket/x")),
     case("--logdir=gs://bucket/x", "--strategy=ps", said="--logdir=gs://bucket/x is a URL"),
     case("--logdir=gs://bucket/x", *HOSTS, "--job_name=ps", "--task_index=0", said="--logdir=gs://bucket/x is a URL"),
-    case("--report=s3://bucket/x", said="--report=s3://bucket/x is a URL"),
-    case("--dataset=mnist", "--data_dir=gs://bucket/x", said="--data_dir=gs://bucket/x is a URL"),
-    case("--dataset=gs://bucket/x", said="--dataset=gs://bucket/x is a URL"),
+    case("--report=new://bucket/x", said="--report=new://bucket/x is a URL of an unknown scheme; file://, s3://"),
+    case("--report=abfs://bucket/x", said=("--report=abfs://bucket/x needs the package adlfs", "pip install adlfs")),
+    case("--report=s3://bucket/x", "--logdir=s3://bucket/x", said="--logdir=s3://bucket/x is a URL"),
+    case("--dataset=mnist", "--data_dir=new://bucket/x", said="--data_dir=new://bucket/x is a URL of an unknown"),
+    case("--dataset=abfs://bucket/x", "--strategy=ps", said="--dataset=abfs://bucket/x needs the package adlfs"),
     # Something else is wrong, and the directory is not made before that is found.
     case("--logdir=new/logs", "--dataset=cifar", said="--dataset=cifar"),
 ]

@@ -166,9 +166,9 @@ BAD = {
     ("--mp4=it.mp4",): "--mp4=it.mp4 needs the program ffmpeg",
     ("--logdir=other",): "--logdir=other holds a run of rule B36/S23",
     ("--logdir=gs://bucket/x",): "--logdir=gs://bucket/x is a URL",
-    ("--pattern=gs://bucket/x.rle",): "--pattern=gs://bucket/x.rle is a URL",
+    ("--pattern=new://bucket/x.rle",): "--pattern=new://bucket/x.rle is a URL of an unknown scheme",
     **{
-        (f"--{flag}=s3://bucket/{name}",): f"--{flag}=s3://bucket/{name} is a URL"
+        (f"--{flag}=new://bucket/{name}",): f"--{flag}=new://bucket/{name} is a URL of an unknown scheme"
         for flag, name in (("out", "it.rle"), ("gif", "it.gif"), ("curve", "it.csv"))
     },
     ("--logdir=damaged",): "life.npz is no board of a run",

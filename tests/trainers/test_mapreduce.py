@@ -78,7 +78,7 @@ def test_an_ensemble(mapreduce):
 
 
 BAD = {
-    ("--file=gs://bucket/x",): "--file=gs://bucket/x is a URL",
+    ("--file=new://bucket/x",): "--file=new://bucket/x is a URL of an unknown scheme",
     ("--size=0",): "--size=0",
     ("--size=-1",): "--size=-1",
     ("--slices=0",): "--slices=0 must be positive",

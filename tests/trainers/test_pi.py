@@ -116,7 +116,7 @@ def test_ten_billion_samples_though_a_worker_is_killed(start, tmp_path):
 
 
 BAD = {
-    ("--chart=gs://bucket/x.png",): "--chart=gs://bucket/x.png is a URL",
+    ("--chart=new://bucket/x.png",): "--chart=new://bucket/x.png is a URL of an unknown scheme",
     ("--samples=0",): "--samples=0 must be a whole number from 1",
     ("--samples=-5",): "--samples=-5 must be",
     ("--samples=many",): "--samples=many must be",

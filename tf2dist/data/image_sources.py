@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 
 from tf2dist.data import tfds_directory
 from tf2dist.data.errors import DataError
-from tf2dist.system import optional_packages
-from tf2dist.system.local_paths import check_local
+from tf2dist.system import files, optional_packages
 
 if TYPE_CHECKING:
     from tf2dist.data.synthetic_dataset import Images
@@ -33,8 +32,8 @@ class Source:
 
     Attributes:
         name: `mnist`, `fashion_mnist`, `digits`, `synthetic` or `tfrecord`.
-        path: absolute; the version's directory that tensorflow-datasets prepared, or the argument of `tfrecord.files`.
-            None for images that need no file.
+        path: absolute, or a URL; the version's directory that tensorflow-datasets prepared, or the argument of
+            `tfrecord.files`. None for images that need no file.
         note: one line for the user when `auto` fell back to other data, else empty.
     """
 
@@ -67,17 +66,24 @@ def find(name: str, data_dir: str | None = None) -> Source:
     Args:
         name: `mnist` or `fashion_mnist`: prepared by tensorflow-datasets, or downloaded now. `auto`: MNIST if it is
             there or can be downloaded, otherwise `digits`, with the reason in `note`. `digits`: needs scikit-learn.
-            `synthetic`: needs nothing. Or the path of TFRecord files, see `tfrecord.files`.
-        data_dir: where tensorflow-datasets keeps its data sets; default: `$TFDS_DATA_DIR`, then
+            `synthetic`: needs nothing. Or the path or URL of TFRecord files, see `tfrecord.files`.
+        data_dir: where tensorflow-datasets keeps its data sets, a directory or its URL; default: `$TFDS_DATA_DIR`, then
             `~/tensorflow_datasets`.
 
     Raises:
         DataError: the data is missing or damaged; says what to do.
-        UsageError: a path is a URL.
+        UsageError: a URL of a scheme that is not known, or whose package is not installed.
     """
-    check_local(f"--dataset={name}", name)
-    check_local(f"--data_dir={data_dir}", data_dir or "")
-    if data_dir is not None and not os.path.isdir(os.path.expanduser(data_dir)):
+    files.check(f"--dataset={name}", name)
+    files.check(f"--data_dir={data_dir}", data_dir or "")
+    try:
+        return _find(name, data_dir)
+    except files.StoreError as error:
+        raise DataError(str(error)) from None
+
+
+def _find(name: str, data_dir: str | None) -> Source:
+    if data_dir is not None and not files.is_directory(os.path.expanduser(data_dir)):
         raise DataError(f"--data_dir={data_dir} is not a directory; name one that exists, or leave the flag out")
     if name in _TFDS_NAMES:
         return Source(name, _find_tfds(name, data_dir))
@@ -92,15 +98,15 @@ def find(name: str, data_dir: str | None = None) -> Source:
         _check_digits_installed()
     if name in NAMES:
         return Source(name)
-    if not os.path.exists(os.path.expanduser(name)):
+    if not files.exists(os.path.expanduser(name)):
         raise DataError(f"--dataset={name} is neither {', '.join(NAMES)} nor an existing path")
 
     from tf2dist.data import tfrecord, tfrecord_framing
 
-    path = os.path.abspath(os.path.expanduser(name))
-    for files in tfrecord.files(path):
-        tfrecord_framing.count_records(files)
-        for file in files:
+    path = files.absolute(os.path.expanduser(name))
+    for part in tfrecord.files(path):
+        tfrecord_framing.count_records(part)
+        for file in part:
             tfrecord.check_features(file)
     return Source("tfrecord", path)
 
@@ -140,12 +146,18 @@ def _find_tfds(name: str, data_dir: str | None) -> str:
         roots = [data_dir]
     else:
         named = os.environ.get("TFDS_DATA_DIR", "")
-        check_local(f"TFDS_DATA_DIR={named}", named)
+        files.check(f"TFDS_DATA_DIR={named}", named)
         roots = [root for root in (named, "~/tensorflow_datasets") if root]
-    roots = [os.path.abspath(os.path.expanduser(root)) for root in roots]
+    roots = [files.absolute(os.path.expanduser(root)) for root in roots]
     for root in roots:
         if directory := tfds_directory.find(name, root):
             return directory
+
+    if files.is_url(roots[0]):
+        raise DataError(
+            f"{name} is not prepared under {' or '.join(roots)}, and is not downloaded into a store; prepare it in a "
+            f"local --data_dir, and copy {name}/ from there"
+        )
 
     from tf2dist.data import download
 

@@ -16,6 +16,7 @@ from typing import Any
 from tf2dist.data.errors import DataError
 from tf2dist.data.tfrecord_arrays import read_arrays
 from tf2dist.data.tfrecord_framing import count_records
+from tf2dist.system import files
 
 SPLITS = ("train", "test")
 
@@ -29,7 +30,11 @@ def find(name: str, root: str) -> str | None:
     home = os.path.join(root, name)
     try:
         # Only finished versions have such a name: one still being made is called `incomplete...`.
-        versions = [entry for entry in os.listdir(home) if re.fullmatch(r"\d+\.\d+\.\d+", entry)]
+        versions = [entry for entry in files.list_names(home) if re.fullmatch(r"\d+\.\d+\.\d+", entry)]
+    except files.StoreError as error:
+        if isinstance(error, files.NoObjectError):
+            return None
+        raise DataError(str(error)) from None
     except OSError:
         return None
     if not versions:
@@ -48,16 +53,18 @@ def shard_files(directory: str) -> dict[str, list[str]]:
     again = f"remove {directory} to have it prepared again"
     info, features = (os.path.join(directory, name) for name in ("dataset_info.json", "features.json"))
     for path in (info, features):
-        if not os.path.isfile(path):
+        if not files.is_file(path):
             raise DataError(f"{path} is missing; {again}")
     try:
         expected = _expected_shards(info)
+    except files.StoreError as error:
+        raise DataError(str(error)) from None
     except (AttributeError, LookupError, OSError, OverflowError, RecursionError, TypeError, ValueError) as error:
         raise DataError(f"{info} is not what tensorflow-datasets writes for MNIST ({error!r}); {again}") from None
     for lengths in expected.values():
         for name, length in lengths:
             path = os.path.join(directory, name)
-            if not os.path.isfile(path):
+            if not files.is_file(path):
                 raise DataError(f"{path} is missing; {again}")
             if length and (found := count_records(path)) != length:
                 raise DataError(f"{path} holds {found:,} records, but dataset_info.json says {length:,}; {again}")
@@ -67,7 +74,7 @@ def shard_files(directory: str) -> dict[str, list[str]]:
 
 def _expected_shards(info: str) -> dict[str, list[tuple[str, int]]]:
     """Returns file names and record counts by split, from dataset_info.json."""
-    with open(info, encoding="utf-8") as file:
+    with files.open_text(info) as file:
         about = json.load(file)
     if about.get("fileFormat", "tfrecord") != "tfrecord":
         raise ValueError(f"fileFormat is {about['fileFormat']}, not tfrecord")
@@ -108,11 +115,11 @@ def load(directory: str):
     Raises:
         DataError: a file is missing, truncated or damaged, or holds something else.
     """
-    files = shard_files(directory)
-    return _read_images(files["train"]), _read_images(files["test"])
+    shards = shard_files(directory)
+    return _read_images(shards["train"]), _read_images(shards["test"])
 
 
-def _read_images(files: list[str]):
+def _read_images(paths: list[str]):
     import tensorflow as tf
 
     features = {"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)}
@@ -123,4 +130,4 @@ def _read_images(files: list[str]):
         images = tf.map_fn(lambda png: tf.io.decode_png(png, 1), batch["image"], fn_output_signature=image)
         return tf.squeeze(images, -1), batch["label"]  # u8[b, 28, 28], i64[b]
 
-    return read_arrays(files, decode, " as 28x28 images")
+    return read_arrays(paths, decode, " as 28x28 images")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tf2dist.data.errors import DataError, op_error_message
+from tf2dist.data.local_copies import local_path
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,7 +35,7 @@ def read_arrays(files: Sequence[str], parse: Callable[..., Any], expected: str =
     from tf2dist.input.without_autotune import without_autotune
 
     with tf.device("/cpu:0"):
-        records = tf.data.TFRecordDataset(files, buffer_size=BUFFER_SIZE).batch(1000)
+        records = tf.data.TFRecordDataset([local_path(file) for file in files], buffer_size=BUFFER_SIZE).batch(1000)
         batches = without_autotune(records.map(parse, num_parallel_calls=tf.data.AUTOTUNE))
         try:
             images, labels = zip(*batches.as_numpy_iterator(), strict=True)

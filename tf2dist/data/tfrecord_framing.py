@@ -11,6 +11,9 @@ import struct
 from collections.abc import Iterable, Iterator
 
 from tf2dist.data.errors import DataError
+from tf2dist.data.local_copies import local_path
+from tf2dist.system import files
+from tf2dist.system.local_paths import split_url
 
 Path = str | os.PathLike[str]
 
@@ -19,8 +22,16 @@ _FOOTER_SIZE = 4
 
 
 def path_list(paths: Path | Iterable[Path]) -> list[str]:
-    """Returns one path or several as a list of strings. Raises DataError when there is none."""
+    """Returns one path or URL, or several, as a list of strings.
+
+    Raises:
+        DataError: there is none.
+        UsageError: a URL of a scheme that is not known, or whose package is not installed.
+    """
     names = [os.fspath(paths)] if isinstance(paths, str | os.PathLike) else [os.fspath(path) for path in paths]
+    for name in names:
+        files.check(name, name)
+    names = [files.absolute(name) if split_url(name) else name for name in names]
     if not names:
         raise DataError("no TFRecord file was named; name one or more")
     return names
@@ -40,7 +51,7 @@ def count_records(paths: Path | Iterable[Path]) -> int:
 def first_record(path: Path) -> bytes:
     """Returns the payload of a file's first record. Raises DataError as `count_records` does."""
     begin, end = next(_records(os.fspath(path)))
-    with open(path, "rb") as file:
+    with open(local_path(os.fspath(path)), "rb") as file:
         file.seek(begin)
         return file.read(end - begin)
 
@@ -48,7 +59,7 @@ def first_record(path: Path) -> bytes:
 def _records(path: str) -> Iterator[tuple[int, int]]:
     """Yields where each payload begins and ends, in bytes."""
     try:
-        file = open(path, "rb")  # noqa: SIM115 (closed by the `with` below)
+        file = open(local_path(path), "rb")  # noqa: SIM115 (closed by the `with` below)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
     with file:

@@ -1,4 +1,4 @@
-"""Files that are written atomically: complete or absent."""
+"""Files that are written atomically, at a path or a URL: complete or absent."""
 
 import contextlib
 import os
@@ -7,32 +7,49 @@ import tempfile
 from collections.abc import Generator
 from typing import Any
 
+from tf2dist.system import files
+
 
 @contextlib.contextmanager
 def replacing(*paths: str) -> Generator[list[str]]:
     """Gives one temporary name a path, to be written in the body; then puts them all in place, in the order given.
 
     The names are in the same directories, begin with a dot and end in `.part`, so that no pattern for finished
-    files finds one. When the body fails or is interrupted they are removed and the paths are as they were.
+    files finds one. When the body fails or is interrupted they are removed and the paths are as they were. What is to
+    go to a URL is written to a local file without a name, which no end of the process leaves behind, and sent then.
 
     Raises:
-        OSError: a file could not be flushed to the disk or renamed.
+        OSError: a file could not be flushed to the disk or renamed, or a store did not take it.
     """
-    places = [os.path.split(os.path.abspath(path)) for path in paths]
-    parts = [os.path.join(folder, f".{name}.{secrets.token_hex(4)}.part") for folder, name in places]
-    try:
-        yield parts
-        for part in parts:
-            flush(part)
-        for path, part in zip(paths, parts, strict=True):
-            os.replace(part, path)
-    except BaseException:
-        for part in parts:
-            with contextlib.suppress(OSError):
-                os.remove(part)
-        raise
-    for folder in {folder for folder, _ in places}:
+    places = [files.absolute(path) for path in paths]
+    with contextlib.ExitStack() as unnamed:
+        parts = [_send_later(unnamed) if files.is_url(place) else _beside(place) for place in places]
+        try:
+            yield parts
+            for place, part in zip(places, parts, strict=True):
+                if not files.is_url(place):
+                    flush(part)
+            for place, part in zip(places, parts, strict=True):
+                files.put(part, place) if files.is_url(place) else os.replace(part, place)
+        except BaseException:
+            for place, part in zip(places, parts, strict=True):
+                if not files.is_url(place):
+                    with contextlib.suppress(OSError):
+                        os.remove(part)
+            raise
+    for folder in {os.path.dirname(place) for place in places if not files.is_url(place)}:
         flush_directory(folder)
+
+
+def _beside(place: str) -> str:
+    folder, name = os.path.split(place)
+    return os.path.join(folder, f".{name}.{secrets.token_hex(4)}.part")
+
+
+def _send_later(unnamed: contextlib.ExitStack) -> str:
+    file, path = files.unnamed_file()
+    unnamed.enter_context(file)
+    return path
 
 
 def flush_directory(folder: str) -> None:

@@ -11,6 +11,7 @@ PREPARED = "TF2DIST_PREPARED"  # what a launching trainer has found out for all 
 WORKERS_GRACE = "TF2DIST_WORKERS_GRACE"  # seconds that a ps job without workers waits for them
 STALL_TIMEOUT = "TF2DIST_STALL_TIMEOUT"  # seconds without a step after which a job fails; 0 for never
 BATCH_TIMEOUT = "TF2DIST_BATCH_TIMEOUT"  # seconds that Python may take to make a batch
+FILES_TIMEOUT = "TF2DIST_FILES_TIMEOUT"  # seconds that an object store may take to answer, or to come on
 SLURM_TASKS = "TF2DIST_TASKS"  # which tasks a Slurm job has, in the order of their numbers: "chief:1,worker:2,ps:1"
 SLURM_PORT = "TF2DIST_PORT"  # the port of task 0 of a Slurm job; task n has this plus n
 GPU_MEMORY = "TF2DIST_GPU_MEMORY"  # MiB that a process may take of each GPU that it sees

@@ -17,7 +17,7 @@ from tf2dist.cluster.spec import Cluster, ClusterError
 from tf2dist.data.errors import DataError
 from tf2dist.errors import UsageError
 from tf2dist.runtime import logging_setup, placement
-from tf2dist.system import environment_variables, linux
+from tf2dist.system import environment_variables, files, linux
 from trainers.common import exit_status, output_files, report
 from trainers.common.shared_flags import SharedFlags, read
 
@@ -182,6 +182,11 @@ def _run_local_cluster(shared: SharedFlags, prepared) -> int:
     from tf2dist.launch import cluster_layout
     from tf2dist.launch.backends import local
 
+    if needs_network := _needs_network():
+        print(
+            "launch: no private network here (a flag is a URL): other machines can reach the job's ports",
+            file=sys.stderr,
+        )
     spec = sys.modules["__main__"].__spec__
     program = [spec.name if spec else os.path.abspath(sys.argv[0]), *sys.argv[1:]]
     ps = shared.ps if shared.strategy == "ps" else 0
@@ -191,5 +196,11 @@ def _run_local_cluster(shared: SharedFlags, prepared) -> int:
         workers=shared.workers,
         env={environment_variables.PREPARED: json.dumps(prepared)},
         quiet_prefix_for=str(cluster_layout.place_tasks(ps, shared.workers).leader),
-        isolate=True,  # keeps others from its ports; all that it reads and writes is on this machine's file systems
+        isolate=not needs_network,  # keeps others from its ports
     )
+
+
+def _needs_network() -> bool:
+    """Returns whether a flag, or where tensorflow-datasets keeps its data, is a URL of a store elsewhere."""
+    values = [*flags.FLAGS.flag_values_dict().values(), os.environ.get("TFDS_DATA_DIR")]
+    return any(isinstance(value, str) and files.needs_network(value) for value in values)

@@ -8,9 +8,8 @@ import sys
 import tempfile
 
 from tf2dist.errors import UsageError
-from tf2dist.system import optional_packages
+from tf2dist.system import files, optional_packages
 from tf2dist.system.atomic_files import replacing
-from tf2dist.system.local_paths import check_local
 from trainers.common.shared_flags import SharedFlags
 
 # What /dev/stdout, /dev/fd/3 and the like are links to. The kernel makes them links to the open file in turn, which is
@@ -35,11 +34,15 @@ def check_writable(flag: str, path: str, *, takes_special: bool = False) -> None
 
     Args:
       flag: the flag with its value, for the message.
-      path: of the file, which need not exist.
+      path: of the file, or its URL; it need not exist.
       takes_special: whether it may be a pipe, a device or an open file, as for `write_text`; others would be replaced.
     """
-    check_local(flag, path)
-    target = os.path.realpath(path)
+    if files.is_url(path):
+        files.check_writable(flag, path)
+        return
+    files.check(flag, path)
+    path = files.absolute(path)
+    target = files.target(path)
     if os.path.isdir(target):
         raise UsageError(f"{flag} is a directory; name a file in it")
     if not _is_special(path):
@@ -64,17 +67,18 @@ def write_text(path: str, text: str) -> None:
 
     So are open files of this process (/dev/stdout), behind what is in them.
     """
-    descriptor = _descriptor(path)
+    path = files.absolute(path)
+    descriptor = None if files.is_url(path) else _descriptor(path)
     if descriptor is not None:
         sys.stdout.flush()
         with open(os.dup(descriptor), "w") as file:
             file.write(text)
         return
-    if _is_special(path):
+    if not files.is_url(path) and _is_special(path):
         with open(path, "w") as file:
             file.write(text)
         return
-    with replacing(os.path.realpath(path)) as (part,), open(part, "w") as file:
+    with replacing(files.target(path)) as (part,), open(part, "w") as file:
         file.write(text)
 
 

@@ -11,7 +11,7 @@ from tf2dist.cluster.roles import Role, leader_of, role_of
 from tf2dist.cluster.spec import MOST_TASKS, Cluster
 from tf2dist.cluster.strategies import STRATEGIES, default_strategy
 from tf2dist.errors import UsageError
-from tf2dist.system import gpus
+from tf2dist.system import files, gpus
 from tf2dist.system.local_paths import check_local
 
 _STRATEGY = flags.DEFINE_enum(
@@ -53,7 +53,7 @@ _SOFT_PLACEMENT = flags.DEFINE_boolean(
 _START_TIMEOUT = flags.DEFINE_float(
     "start_timeout", None, "Seconds that a process of a job waits for the others; default: 120.", lower_bound=0.001
 )
-_REPORT = flags.DEFINE_string("report", None, "File for one JSON object: what ran, and what came out.")
+_REPORT = flags.DEFINE_string("report", None, "File or URL for one JSON object: what ran, and what came out.")
 
 
 @dataclass(frozen=True)
@@ -128,8 +128,8 @@ def read(*, has_strategy: bool = True, cluster: Cluster | None = None) -> Shared
     Raises:
       UsageError, ClusterError: flags contradict each other or the environment.
     """
-    for flag in (_LOGDIR, _REPORT):
-        check_local(f"--{flag.name}={flag.value}", flag.value or "")
+    check_local(f"--logdir={_LOGDIR.value}", _LOGDIR.value or "")
+    files.check(f"--report={_REPORT.value}", _REPORT.value or "")
     if cluster is None:
         cluster = environments.from_hosts(_PS_HOSTS.value, _WORKER_HOSTS.value, _JOB_NAME.value, _TASK_INDEX.value)
     cluster = cluster or environments.from_environment()

@@ -1,13 +1,13 @@
 """Lets a board of Conway's Game of Life live: python -m trainers.life --pattern=gosper --size=100x100 --gif=gun.gif."""
 
 import contextlib
-import os
 import time
 
 from absl import flags
 
 from tf2dist.data.errors import DataError
 from tf2dist.errors import UsageError
+from tf2dist.system import files
 from trainers.common import main, output_files
 from trainers.life import (
     animation,
@@ -154,7 +154,7 @@ def _check_goes_on(before: saved_run.SavedRun, chosen: game_flags.Game, shared) 
             f"--logdir={shared.logdir} holds a run that began with {before.beginning}, and this one begins with "
             f"{beginning}; give the same --pattern, --at and --seed, or another directory"
         )
-    if _CURVE.value and before.populations is None and os.path.exists(_CURVE.value):
+    if _CURVE.value and before.populations is None and files.exists(_CURVE.value):
         raise UsageError(
             f"--curve={_CURVE.value} is there and would get the generations from {before.generation:,} on only, since "
             f"the run in {shared.logdir} was saved without --curve; name another file"

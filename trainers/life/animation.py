@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -11,6 +10,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from tf2dist.data.errors import DataError
+from tf2dist.system import files
 from tf2dist.system.atomic_files import replacing
 from trainers.life.picture import Scale
 
@@ -53,7 +53,7 @@ def gif(path: str, scale: Scale, palette: np.ndarray, fps: float) -> Iterator[Ap
         images[-1].putpalette(palette.tobytes())
 
     yield append
-    with replacing(os.path.realpath(path)) as (part,):
+    with replacing(files.target(path)) as (part,):
         # GIF counts in hundredths of a second. Pillow joins equal frames into one that lasts longer.
         duration = max(10, round(100 / fps) * 10)
         images[0].save(part, "GIF", save_all=True, append_images=images[1:], duration=duration, loop=0)
@@ -79,7 +79,7 @@ def mp4(path: str, scale: Scale, palette: np.ndarray, fps: float) -> Iterator[Ap
       OSError: ffmpeg failed; with its message.
     """
     height, width = scale.shape
-    with replacing(os.path.realpath(path)) as (part,):
+    with replacing(files.target(path)) as (part,):
         command = [
             "ffmpeg", "-loglevel", "error", "-y", "-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}",
             "-r", str(fps), "-i", "-", "-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2", "-pix_fmt", "yuv420p", "-f", "mp4", part,

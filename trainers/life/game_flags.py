@@ -6,7 +6,6 @@ names the flag.
 
 from __future__ import annotations
 
-import os
 import re
 import zlib
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tf2dist.data.errors import DataError
-from tf2dist.system.local_paths import check_local
+from tf2dist.system import files
 from trainers.life import classic_patterns, packed_board, pattern_files, rule
 from trainers.life.pattern_files import Pattern
 from trainers.life.rule import Rule
@@ -97,8 +96,12 @@ def _find(name: str) -> Pattern | None:
         return None
     if name in classic_patterns.NAMES:
         return classic_patterns.find(name)
-    check_local(f"--pattern={name}", name)
-    if not os.path.exists(name):
+    files.check(f"--pattern={name}", name)
+    try:
+        found = files.exists(name)
+    except files.StoreError as error:
+        raise DataError(f"--pattern={name} cannot be read: {error.strerror}") from None
+    if not found:
         raise DataError(
             f"--pattern={name} is no file and no name; names are random, {', '.join(classic_patterns.NAMES)}"
         )

@@ -6,6 +6,7 @@ Formats: https://conwaylife.com/wiki/Run_Length_Encoded, /Life_1.06 and /Plainte
 from __future__ import annotations
 
 import gzip
+import io
 import os
 import re
 import zlib
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tf2dist.data.errors import DataError
+from tf2dist.system import files
 from tf2dist.system.atomic_files import replacing
 from trainers.life import rule as rules
 from trainers.life.rule import Rule
@@ -55,10 +57,11 @@ def read(path: str) -> Pattern:
       DataError: it cannot be read or parsed; names the line and the column.
     """
     try:
-        with open(path, "rb") as packed:
-            zipped = packed.read(2) == b"\x1f\x8b"
-        with gzip.open(path, "rt", encoding="utf-8") if zipped else open(path, encoding="utf-8") as file:
-            text = file.read(_MAX_CHARACTERS + 1)
+        with files.open_binary(path) as file:
+            zipped = file.read(2) == b"\x1f\x8b"
+            file.seek(0)
+            with io.TextIOWrapper(gzip.GzipFile(fileobj=file) if zipped else file, encoding="utf-8") as characters:
+                text = characters.read(_MAX_CHARACTERS + 1)
     except (OSError, EOFError, zlib.error) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise DataError(f"{path} cannot be read: {why.lower()}") from None
@@ -191,7 +194,7 @@ def write(path: str, pattern: Pattern) -> None:
     if suffix not in SUFFIXES:
         raise ValueError(f"{path} must end in {', '.join(SUFFIXES)}")
     lines = {".rle": rle, ".lif": life_106, ".cells": plaintext}[suffix](pattern)
-    with replacing(os.path.realpath(path)) as (part,), open(part, "w") as file:
+    with replacing(files.target(path)) as (part,), open(part, "w") as file:
         file.writelines(f"{line}\n" for line in lines)
 
 

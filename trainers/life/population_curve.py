@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 
+from tf2dist.system import files
 from tf2dist.system.atomic_files import replacing
 
 
@@ -13,7 +12,7 @@ def write(path: str, first: int, parts: list[np.ndarray]) -> None:
     """Writes populations from generation `first` on, in parts i64[n]: a table if `path` ends in .csv, else a PNG."""
     populations = np.concatenate(parts)
     generations = np.arange(first, first + len(populations))
-    with replacing(os.path.realpath(path)) as (part,):
+    with replacing(files.target(path)) as (part,):
         if path.endswith(".csv"):
             rows = np.stack([generations, populations], 1)
             np.savetxt(part, rows, "%d", ",", header="generation,population", comments="")

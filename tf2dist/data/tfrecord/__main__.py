@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from tf2dist.data import image_sources, tfrecord
 from tf2dist.data.errors import DataError
 from tf2dist.errors import UsageError
+from tf2dist.system import files
 from tf2dist.system.atomic_files import replacing
 from tf2dist.system.commands import Parser
-from tf2dist.system.local_paths import check_local
 
 DESCRIPTION = """Writes a data set of 28x28 images as TFRecord files, with the features image_raw (bytes), pixels and
 label (int64). Both files are written, or neither."""
@@ -26,33 +26,37 @@ def main(argv: Sequence[str] | None = None) -> int:
         help=f"{', '.join(image_sources.NAMES)}, or the path of TFRecord files (default: auto)",
     )
     parser.add_argument("--data_dir", help="where tensorflow-datasets keeps its data sets")
-    parser.add_argument("--out", required=True, help="directory for train.tfrecords and test.tfrecords; made if new")
+    parser.add_argument(
+        "--out", required=True, help="directory or URL for train.tfrecords and test.tfrecords; made if new"
+    )
     arguments = parser.parse_args(argv)
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
     try:
-        check_local(f"--out={arguments.out}", arguments.out)
+        if files.is_url(arguments.out):
+            files.check_writable(f"--out={arguments.out}", f"{arguments.out.rstrip('/')}/train.tfrecords")
+        files.check(f"--out={arguments.out}", arguments.out)
         source = image_sources.find(arguments.dataset, arguments.data_dir)
-        out = os.path.abspath(os.path.expanduser(arguments.out))
-        if os.path.exists(out) and not os.path.isdir(out):
+        out = files.absolute(os.path.expanduser(arguments.out))
+        if files.exists(out) and not files.is_directory(out):
             raise DataError(f"--out={arguments.out} is not a directory")
         # The training part is put in place last: without it `find` finds nothing.
         paths = [os.path.join(out, f"{part}.tfrecords") for part in ("test", "train")]
-        if folders := [path for path in paths if os.path.isdir(path)]:
+        if folders := [path for path in paths if files.is_directory(path)]:
             raise DataError(f"{folders[0]} is a directory; choose another --out")
-    except UsageError as error:
+    except (UsageError, files.StoreError) as error:
         parser.error(str(error))
     if source.note:
         print(source.note)
     try:
         with _silenced_stderr():  # TensorFlow's messages are not the user's
-            sizes = _write(source, out, paths)
+            written = [(path, number, files.size(path)) for path, number in _write(source, out, paths).items()]
     except (DataError, OSError) as error:
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return 1
-    for path, size in sizes.items():
-        print(f"Wrote {size:,} images ({source.name}) to {path}, {os.path.getsize(path):,} bytes")
+    for path, number, size in written:
+        print(f"Wrote {number:,} images ({source.name}) to {path}, {size:,} bytes")
     return 0
 
 
@@ -60,7 +64,7 @@ def _write(source: image_sources.Source, out: str, paths: list[str]) -> dict[str
     """Writes both parts or none; returns the number of images by path."""
     train, test = image_sources.load(source)
     parts = dict(zip(paths, (test, train), strict=True))
-    os.makedirs(out, exist_ok=True)
+    files.make_directories(out)
     with replacing(*paths) as temporary:
         for path, (pictures, labels) in zip(temporary, parts.values(), strict=True):
             tfrecord.write_in_place(path, pictures, labels)

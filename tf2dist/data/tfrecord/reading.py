@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from tf2dist.data.local_copies import local_path
 from tf2dist.data.tfrecord.image_features import CLASSES, PIXELS, SIDE
 from tf2dist.data.tfrecord_arrays import BUFFER_SIZE, read_arrays
 from tf2dist.data.tfrecord_framing import Path, count_records, path_list
+from tf2dist.system import files
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,10 +26,11 @@ def read(
     """Returns batches of (images f32[b, 28, 28] in 0..1, labels i64[b]), one pass over all files.
 
     The last batch may be smaller. The pipeline consists of TensorFlow operations only, so it also runs in a
-    `tf.function` on a remote worker whose host sees the same paths.
+    `tf.function` on a remote worker whose host sees the same paths. Not so of URLs: this process fetches each file now
+    (`tf2dist.data.local_copies`), and the pipeline runs in it alone. Under `ps` that is the coordinator.
 
     Args:
-        paths: the files; their records are interleaved, in a fixed order unless shuffled.
+        paths: the files, or their URLs; their records are interleaved, in a fixed order unless shuffled.
         batch_size: examples a batch.
         shuffle: size of the shuffle buffer in records, reshuffled each pass; 0 does not shuffle.
         seed: makes the orders reproducible.
@@ -40,8 +43,18 @@ def read(
 
     names = path_list(paths)
     batches = -(-count_records(names) // batch_size)
+
+    copies = {name.encode(): local_path(name).encode() for name in names}
+
+    def path_of(name: tf.Tensor) -> tf.Tensor:
+        if not any(map(files.is_url, names)):
+            return name
+        # By a call of Python, so that no process reads the pipeline but this one, which has the copies.
+        path: tf.Tensor = tf.numpy_function(copies.__getitem__, [name], tf.string)
+        return tf.ensure_shape(path, [])
+
     records = tf.data.Dataset.from_tensor_slices(names).interleave(
-        lambda name: tf.data.TFRecordDataset(name, buffer_size=BUFFER_SIZE),
+        lambda name: tf.data.TFRecordDataset(path_of(name), buffer_size=BUFFER_SIZE),
         cycle_length=len(names),
         num_parallel_calls=tf.data.AUTOTUNE,
         deterministic=True,
