@@ -250,6 +250,7 @@ def test_a_leader_that_came_and_waits_for_others(cluster):
         waits.result(DEADLINE)
 
 
+@pytest.mark.slow
 def test_both_say_for_whom_they_wait(cluster, monkeypatch, capfd):
     monkeypatch.setattr(rendezvous, "_QUIET", 0.0)
     with pytest.raises(RendezvousError):
@@ -354,6 +355,7 @@ def test_many_who_look_whether_a_port_is_open(cluster):
     agreed(cluster, wait_for_followers(cluster, [PS], DEADLINE), following)
 
 
+@pytest.mark.slow
 def test_two_leaders_at_once(cluster):
     """Both were started for the same task: one of them gets the others, and the other one is told who is missing."""
     following = {PS: follow(cluster, PS), WORKER0: follow(cluster, WORKER0)}
@@ -450,6 +452,7 @@ def test_a_task_that_ends_while_others_are_waited_for_may_come_again(cluster, fa
     agreed(cluster, gathering.result(DEADLINE), following)
 
 
+@pytest.mark.slow
 def test_a_task_that_ends_while_others_are_waited_for_and_stays_away(cluster, failed_to_connect):
     gathering = background(wait_for_followers, cluster, [PS, WORKER0], 2.0)
     ByHand(cluster, PS).end()
@@ -601,6 +604,7 @@ def test_a_task_that_was_started_again_is_found(cluster, failed_to_connect):
     agreed(cluster, [line], {WORKER0: follower})
 
 
+@pytest.mark.slow
 def test_a_task_that_was_started_again_with_another_cluster_is_named_once(cluster, capfd):
     other = Cluster({**cluster.jobs, "ps": (*cluster.jobs["ps"], "127.0.0.1:1")}, WORKER0)
     follower, over = background(wait_for_leader, other, CHIEF, 2.0), threading.Event()

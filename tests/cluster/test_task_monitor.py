@@ -304,7 +304,7 @@ class TestAllWorkersLost:
         assert first.endswith("; the job goes on without it")
         assert second == f"tf2dist: {last}; no worker is left, the job waits 0.2 s for them to come back"
 
-    @pytest.mark.parametrize("all_of_them", [True, False])
+    @pytest.mark.parametrize("all_of_them", [pytest.param(True, marks=pytest.mark.slow), False])
     def test_they_come_back(self, lead, connect, ended, all_of_them):
         """TensorFlow uses none before all are back, so one that comes back is not enough."""
         lines = [connect("worker", 0), connect("worker", 1)]

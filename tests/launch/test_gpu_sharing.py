@@ -62,6 +62,7 @@ def test_a_users_own_choice_is_what_is_divided(tmp_path, monkeypatch, run):
     assert sorted(out.splitlines()) == ["[worker 0]  - - -", "[worker 1]  - - -"]
 
 
+@pytest.mark.slow
 def test_what_the_user_is_told(tmp_path, monkeypatch, run):
     fake_nvidia_smi(tmp_path, monkeypatch, 3)
     assert (

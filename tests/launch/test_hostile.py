@@ -12,6 +12,7 @@ import yaml
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from tests.conftest import quickly
 from tests.hostile import bounded, contents, examples, parsed, texts, variables
 from tests.launch.kubelet import expand
 from tf2dist.errors import UsageError
@@ -113,6 +114,7 @@ def test_hosts(text):
         assert not name.startswith("-")
 
 
+@pytest.mark.slow
 @examples()
 @given(contents("a\nb slots=2 # big\n\nc:1\n", "\ufeffa\r\nb:2\r\n"))
 def test_host_files(tmp_path_factory, content):
@@ -122,6 +124,7 @@ def test_host_files(tmp_path_factory, content):
     assert found is None or all(0 < slots < 65536 and not name.startswith("-") for name, slots in found)
 
 
+@pytest.mark.slow
 @examples()
 @given(contents(*_TOML))
 def test_cluster_files(tmp_path_factory, content):
@@ -155,7 +158,7 @@ def test_more_tasks_than_a_host_has_ports(flag):
         assert right_or_refused(name, f"{flag}={value}", "--dry_run", *extra, "--", *PROGRAM) is None
 
 
-@pytest.mark.parametrize("name", backend.NAMES)
+@pytest.mark.parametrize("name", quickly("local", backend.NAMES))
 @examples(60)
 @given(st.data())
 def test_options(name, tmp_path_factory, data):
@@ -220,6 +223,7 @@ def test_a_batch_script_of_a_directory(tmp_path_factory, name):
     assert done.stdout.split(b"\0")[-2] == os.fsencode(f"./{name}.py")
 
 
+@pytest.mark.slow
 @examples()
 @given(st.lists(_word, max_size=3), _word, _word)
 def test_what_ssh_runs(tmp_path_factory, words, python, value):
@@ -241,6 +245,7 @@ def test_what_ssh_runs(tmp_path_factory, words, python, value):
     assert len(shlex.split(far)) == 5
 
 
+@pytest.mark.slow
 @examples()
 @given(variables("NAME", "A B", "A;id", "A$(id)"))
 def test_names_of_variables(name):
@@ -258,6 +263,7 @@ def test_hosts_that_ssh_is_told_of(text):
         assert not host.startswith("-")
 
 
+@pytest.mark.slow
 @examples(50)
 @given(st.lists(_word, max_size=3), _word)
 def test_what_kubernetes_runs(words, value):

@@ -53,6 +53,7 @@ def test_the_time_of_the_command_is_handed_down(run):
     assert run("print(os.environ['TF2DIST_LAUNCHED_AT'])", env={"TF2DIST_LAUNCHED_AT": "5.0"})[1].endswith(" 5.0\n")
 
 
+@pytest.mark.slow
 def test_the_tasks_of_a_job_and_no_others_have_its_name(run):
     code = """
     print(os.environ["TF2DIST_JOB_ID"])
@@ -161,6 +162,7 @@ def test_a_job_of_a_shell_that_ignores_the_ends_of_its_children(run):
     assert (status, out) == (7, "[worker 0] 3\n"), err
 
 
+@pytest.mark.slow
 def test_more_tasks_than_the_usual_number_of_open_files_allows(run):
     few = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (32, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))  # noqa: E731
     status, out, err = run(

@@ -82,6 +82,7 @@ def test_preemptions_come_to_an_end():
     assert (budget.worker, budget.job) == (3, 0)
 
 
+@pytest.mark.slow
 def test_a_server_that_is_told_to_be_started_again_is_not_started_by_itself(run):
     """It says what it was told; the coordinator's status counts."""
     code = """
@@ -108,6 +109,7 @@ time.sleep(1000)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("signum", "ends_with", "status"),
     [
@@ -127,6 +129,7 @@ def test_a_job_that_saves_when_the_launcher_is_ended(start, signum, ends_with, s
     assert (found, err.count("again")) == (status, 0), err
 
 
+@pytest.mark.slow
 def test_a_time_limit_is_a_failure_though_the_job_has_saved(run):
     status, _, err = run(SAVES % 75, "--workers=2", "--timeout=2")
     assert status == 1
@@ -156,6 +159,7 @@ def test_a_worker_of_servers_is_started_again_in_its_place(run, tmp_path):
     assert all(text.startswith("done") for text in logs.values())
 
 
+@pytest.mark.slow
 def test_a_worker_that_comes_back_too_late_holds_nobody_up(run):
     code = """
     if me == "worker 1":
@@ -189,6 +193,7 @@ print("done")
     assert err == "launch: worker 1 ended killed by SIGKILL; it is started again (2 more to go)\n"
 
 
+@pytest.mark.slow
 def test_what_a_lost_worker_has_started_is_gone_when_it_is_started_again(run):
     """It would have its port, for example. What the others have started is left alone."""
     code = """
@@ -211,6 +216,7 @@ def test_what_a_lost_worker_has_started_is_gone_when_it_is_started_again(run):
     assert sorted(out.splitlines()) == ["[worker 0] child: None", "[worker 1] child: Z"]
 
 
+@pytest.mark.slow
 def test_a_restarted_worker_that_ends_with_2_was_called_rightly_before(run):
     """It has met something else, as a port that is still in use."""
     code = """
@@ -256,6 +262,7 @@ def test_workers_that_always_fail_are_started_three_times_again_in_all(run):
     assert err.count("ended with status 1; it is not started again") == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("coordinators_status", [0, 5])
 def test_the_coordinator_ends_while_a_worker_waits_for_its_restart(run, coordinators_status):
     code = f"""{KILLED_ONCE}
@@ -271,6 +278,7 @@ if me == "worker 0":
     assert err.count("it is started again") == 1
 
 
+@pytest.mark.slow
 def test_a_worker_that_fails_after_the_coordinator_has_ended_changes_nothing(run):
     code = """
     if me == "chief 0":
@@ -332,6 +340,7 @@ def test_what_cannot_be(run, options, said):
     assert said in err
 
 
+@pytest.mark.slow
 def test_threads(run):
     code = "print(os.environ.get('TF_NUM_INTRAOP_THREADS'), os.environ.get('OMP_NUM_THREADS'))"
     cores = len(os.sched_getaffinity(0))

@@ -83,11 +83,13 @@ def test_a_failure_ends_the_others_and_its_status_is_handed_on(run, code, status
     assert re.search(rf"^launch: worker 1 \(pid \d+\) failed first, {how}; its last lines:\n    last words$", err, re.M)
 
 
+@pytest.mark.slow
 def test_only_the_last_lines_are_repeated(run):
     _, _, err = run("for number in range(100): print('line', number)\nsys.exit(1)")
     assert err.splitlines()[1:] == [f"    line {number}" for number in range(80, 100)]
 
 
+@pytest.mark.slow
 def test_the_earliest_failure_is_reported_even_when_the_helper_is_late(start, tmp_path):
     job = start("print(me, 'pid', os.getpid()); wait_for(me); sys.exit(10 + task['index'])", "--workers=4")
     found = pids(job.until(" pid ", times=4))
@@ -103,6 +105,7 @@ def test_the_earliest_failure_is_reported_even_when_the_helper_is_late(start, tm
     assert "launch: worker 2 (pid" in err
 
 
+@pytest.mark.slow
 def test_what_ignores_sigterm_is_killed_after_the_grace(run):
     code = """
     if me == "worker 1":
@@ -127,6 +130,7 @@ def test_a_time_limit_of_months(run):
     assert run("print('hello')", f"--timeout={90 * 86400}") == (0, "[worker 0] hello\n", "")
 
 
+@pytest.mark.slow
 def test_the_launcher_is_killed_before_it_has_read_an_event(start, tmp_path):
     """Its helper ends what a task of the job has started, too."""
     code = """
@@ -218,6 +222,7 @@ def test_what_a_program_leaves_behind_is_ended_with_the_job(start):
     assert job.left() == []
 
 
+@pytest.mark.slow
 def test_what_forks_and_ends_all_the_time_is_not_overlooked(start):
     code = """
     if os.fork() == 0:
@@ -232,6 +237,7 @@ def test_what_forks_and_ends_all_the_time_is_not_overlooked(start):
     assert job.left() == []
 
 
+@pytest.mark.slow
 def test_what_a_program_has_started_gets_the_signal_after_it(start):
     """A program that saves before it ends still needs what it has started."""
     code = """
@@ -252,6 +258,7 @@ def test_what_a_program_has_started_gets_the_signal_after_it(start):
     assert out.index("saved") < out.index("child was asked")
 
 
+@pytest.mark.slow
 def test_what_a_program_waits_for_gets_the_signal_when_that_has_ended(start):
     code = """
     subprocess.run(["sh", "-c", "trap 'echo child was asked; exit' TERM; echo ready; sleep 1000 & wait"])
@@ -297,6 +304,7 @@ def test_the_job_ends_when_nobody_reads_its_output(start):
     job.process.stdout = None
 
 
+@pytest.mark.slow
 def test_signals_work_while_nobody_reads_and_everything_waits(start):
     job = start("while True: print('x' * 1000)", "--workers=2", "--grace=1")
     while len(job.left()) < 4:
@@ -313,6 +321,7 @@ def test_signals_work_while_nobody_reads_and_everything_waits(start):
     assert job.left() == []
 
 
+@pytest.mark.slow
 def test_a_slow_reader_gets_everything(start):
     job = start("for number in range(20_000): print(number, 'x' * 100)")
     time.sleep(1)
@@ -382,6 +391,7 @@ os._exit(0)  # the end of Python would write there once more
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
 
 
+@pytest.mark.slow
 def test_servers_that_do_not_end_are_named():
     code = """
 from tf2dist.launch.supervisor import Process, supervise
@@ -395,6 +405,7 @@ assert result.status == 1, result
     assert done.stderr == f"launch: {expected}\n"
 
 
+@pytest.mark.slow
 def test_workers_that_do_not_end_are_named_and_the_job_is_done():
     """A worker that is stopped, say: its coordinator was done without it."""
     code = """

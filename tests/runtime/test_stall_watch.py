@@ -44,6 +44,7 @@ def test_a_call_that_makes_no_step_any_more(watched):
     assert why.startswith("the job has made no step for 1 s, and waits for a callback or another part of the program")
 
 
+@pytest.mark.slow
 def test_steps_start_the_time_anew(watched):
     progress, ended = watched()
     with progress.call():
@@ -57,6 +58,7 @@ def test_outside_of_calls_nothing_is_to_be_made(watched):
     assert stays(ended, 3 * LIMIT)
 
 
+@pytest.mark.slow
 def test_a_trace_moves(watched):
     """It is in other places all the time, though no step is made; one that stays where it is stalls."""
     progress, ended = watched()

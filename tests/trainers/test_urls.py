@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 
-from tests.conftest import every_third
 from tf2dist.data import tfrecord
 from tf2dist.system.atomic_files import replacing
 
@@ -76,7 +75,13 @@ REFUSED = {
 }
 
 
-@every_third("arguments", REFUSED, ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(r, marks=() if number == 0 else pytest.mark.slow, id=" ".join(r))
+        for number, r in enumerate(REFUSED)
+    ],
+)
 def test_refused_before_tensorflow_is_imported(run, object_store, no_tensorflow, arguments, tmp_path):
     for part in ("train", "test"):
         object_store.put(f"damaged/{part}.tfrecords", b"\0")
@@ -94,6 +99,7 @@ def test_a_report_that_the_store_does_not_take(run, object_store):
     assert f"{object_store.bucket}/status-400 cannot be written: " in done.err
 
 
+@pytest.mark.slow
 def test_a_pipeline_of_objects_is_that_of_files(object_store, digits_in_store, tmp_path):
     """In the same order, from several files, and after the object was replaced with what it was when it began."""
     urls = [f"{digits_in_store}/{part}.tfrecords" for part in ("train", "test")]

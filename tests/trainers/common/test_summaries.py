@@ -1,5 +1,7 @@
 """What TensorBoard is shown, and at which step."""
 
+import pytest
+
 import tf2dist
 from tests.models import classifier, data
 from tf2dist.optimizers.averaging import AveragingSGD
@@ -16,6 +18,7 @@ def steps(tf, directory):
     return found
 
 
+@pytest.mark.slow
 def test_a_run_that_has_nothing_left_to_do_writes_at_its_last_step(tf, tmp_path):
     """The same command again, after the end: histograms of the weights are not those of step 0."""
     model = classifier(AveragingSGD(0.1, keep_gradients=True))
