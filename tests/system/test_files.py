@@ -246,3 +246,8 @@ def test_a_copy_that_is_short_is_refused(object_store, monkeypatch, tmp_path):
     monkeypatch.setattr(files, "_info", lambda url: {"size": 6, "type": "file"})
     with pytest.raises(files.StoreError, match="5 of 6 bytes have come"):
         files.fetch(f"{object_store.bucket}/x", str(tmp_path / "copy"))
+
+
+def test_no_name_is_no_file():
+    """And not the working directory."""
+    assert not (files.exists("") or files.is_directory("") or files.is_file(""))

@@ -118,6 +118,11 @@ def absolute(path: Path) -> str:
     return os.path.abspath(path)
 
 
+def _local(path: Path) -> Path:
+    """Returns a local path as it is, which may be empty and then names nothing, or that of `file:///x`."""
+    return absolute(path) if split_url(path) else path
+
+
 def target(path: Path) -> str:
     """Returns the file that is to be replaced where `path` is written: links are followed, and stores have none."""
     return absolute(path) if is_url(path) else os.path.realpath(absolute(path))
@@ -179,7 +184,7 @@ def check_writable(named: str, url: str) -> None:
 def exists(path: Path) -> bool:
     """Returns whether there is a file, an object or a directory. Raises StoreError where the store does not tell."""
     if not is_url(path):
-        return os.path.exists(absolute(path))
+        return os.path.exists(_local(path))
     try:
         _info(absolute(path))
     except NoObjectError:
@@ -189,13 +194,13 @@ def exists(path: Path) -> bool:
 
 def is_file(path: Path) -> bool:
     """Returns whether there is a file or an object. Raises StoreError where the store does not tell."""
-    return exists(path) and not is_directory(path) if is_url(path) else os.path.isfile(absolute(path))
+    return exists(path) and not is_directory(path) if is_url(path) else os.path.isfile(_local(path))
 
 
 def is_directory(path: Path) -> bool:
     """Returns whether there is a directory; in a store, whether there are objects below. Raises StoreError."""
     if not is_url(path):
-        return os.path.isdir(absolute(path))
+        return os.path.isdir(_local(path))
     try:
         return _info(absolute(path))["type"] == "directory"
     except NoObjectError:
