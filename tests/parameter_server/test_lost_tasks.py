@@ -67,7 +67,7 @@ def test_a_worker_is_lost_while_it_computes_gradients(by_hand, tmp_path):
     assert result["applied"] == [40] * 3
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_worker_is_lost_in_the_last_epoch(by_hand, tmp_path):
     """What it had begun is begun again by the other, with nothing left to make up for steps applied twice."""
     job = by_hand(f"{PROGRAMS}.long", str(tmp_path), "38")

@@ -32,7 +32,7 @@ def life(run):
     return lambda *arguments, **env: run(*arguments, module=LIFE, env={"DISPLAY": "", "WAYLAND_DISPLAY": "", **env})
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_one_process_and_two_find_the_same_cycle_of_the_default_board(life, tmp_path):
     reports, boards = [], []
     for arguments in ([], ["--strategy=multiworker", "--workers=2"]):

@@ -19,9 +19,7 @@ def trained(run, tmp_path, *arguments):
     return json.loads((tmp_path / "report.json").read_text()), done.out
 
 
-@pytest.mark.parametrize(
-    "strategy", sampled(["one", "ps", "mirrored", "central", "multiworker"], (), ("ps", "multiworker"))
-)
+@pytest.mark.parametrize("strategy", sampled(["one", "ps", "mirrored", "central", "multiworker"], (), ("ps",)))
 def test_comes_close_to_the_noise(run, tmp_path, strategy):
     servers = ["--ps=2"] if strategy == "ps" else []
     report, out = trained(run, tmp_path, f"--strategy={strategy}", *servers, *SMALL, "--logdir=logs")

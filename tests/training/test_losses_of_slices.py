@@ -31,6 +31,7 @@ TRIED = [
 ]
 QUICKLY = [("Dice", "mirrored 2"), ("masked mean with sample weight", "mirrored 2")]
 LIKE_OTHERS = [
+    *((name, "central") for name in QUICK if name != "Dice"),
     *((name, "mirrored 3") for name in loss_cases.FEW if name != "everything"),
     *((name, "mirrored 2") for name in ("table of two, XLA", "masks, XLA", "Circle, weighted")),
 ]

@@ -43,8 +43,7 @@ def test_trains_on_as_on_one_device(joined, name, caplog):
     assert caplog.text.count(f"was made outside of the scope of {type(joined).__name__}: ") == 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", sampled(LAYOUTS, (), ["ps"]))
 def test_trains_on_in_a_job(tmp_path, layout):
     run_program(LAYOUTS[layout], "outside_of_scope", layout, tmp_path / "out")
     for name, found in pickle.loads((tmp_path / "out").read_bytes()).items():

@@ -75,7 +75,7 @@ MOMENTS = ("17", "validation", "96", "epoch end", "183", "training end", "after"
 
 
 @pytest.mark.parametrize("wanted", [FEW, pytest.param(MOMENTS, marks=pytest.mark.exhaustive)], ids=["few", "many"])
-@pytest.mark.parametrize("strategy", sampled(LAYOUTS, (), ("multiworker", "ps")))
+@pytest.mark.parametrize("strategy", sampled(LAYOUTS, (), ("ps",)))
 def test_asked_again_and_again(train, tmp_path, strategy, wanted):
     """In an execution, a validation, between epochs, at the end and after it; each epoch ends once."""
     _, expected, ended, said = train(strategy, "undisturbed")
