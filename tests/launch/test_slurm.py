@@ -341,7 +341,7 @@ CUT_OFF = {
 
 
 @limit
-@pytest.mark.parametrize("strategy", sampled(CUT_OFF, (), ["multiworker"]))
+@pytest.mark.parametrize("strategy", sampled(CUT_OFF))
 def test_a_node_that_is_cut_off_in_the_middle(nodes, submit, tmp_path, strategy):
     """Slurm or the tasks themselves end the job, whoever notices first."""
     arguments, cut, lost = CUT_OFF[strategy]

@@ -91,7 +91,7 @@ def test_peers_that_were_given_other_data_say_so(start):
     assert said in [one.err for one in done]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_digits_on_a_local_parameter_server_cluster(tmp_path):
     """What `make train` does."""
     report, out = trained(tmp_path, "--strategy=ps", "--dataset=digits")

@@ -48,7 +48,7 @@ def test_the_same_seed_trains_the_same(run, tmp_path):
     assert first["baseline_rmse"] == again["baseline_rmse"] != other["baseline_rmse"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_three_million_parameters(run, tmp_path):
     """The default, on two servers."""
     report, _ = trained(run, tmp_path, "--strategy=ps", "--ps=2")
@@ -92,7 +92,7 @@ runpy.run_module("trainers.recommender", run_name="__main__", alter_sys=True)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_xla(run, tmp_path):
     """Compiled, and to the same end."""
     (tmp_path / "recommender_looked_at.py").write_text(XLA)

@@ -33,7 +33,7 @@ def expected(tf):
     return weights(model)
 
 
-@pytest.mark.parametrize("strategy", sampled(LAYOUTS, (), ("mirrored", "multiworker", "ps")))
+@pytest.mark.parametrize("strategy", sampled(LAYOUTS, (), ("multiworker", "ps")))
 def test_killed_and_started_again(launched, tmp_path, expected, strategy):
     program = (f"{PROGRAMS}.resume", strategy, str(tmp_path))
     job = launched(LAYOUTS[strategy], *program)
