@@ -6,8 +6,8 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # Hundreds of processes import the same modules: they are compiled once, also where the environment says otherwise.
 unexport PYTHONDONTWRITEBYTECODE
 # Three at a time, for two cores: some wait. A file in one process, so that the clusters and models that its tests
-# share are made once.
-PYTEST := $(BIN)/python -m pytest --numprocesses=3 --dist=loadfile
+# share are made once. One that dies has failed, and is not replaced: what replaces it can wait for tests for ever.
+PYTEST := $(BIN)/python -m pytest --numprocesses=3 --dist=loadfile --max-worker-restart=0
 
 .PHONY: train test test-gpu test-slow test-exhaustive test-all fuzz check bench clean
 

@@ -191,6 +191,20 @@ def test_a_handler_of_the_programs_own_stays(program, handler):
     assert job.ends()[0] == 0
 
 
+@pytest.mark.parametrize("first", ["job.handle_sigterm()", "with job.training(): pass"])
+def test_a_handler_that_the_program_installs_later_takes_its_place(program, first):
+    """Nothing else happens at the signal, though the system still tells the thread of each."""
+    job = program(
+        f"{first}\narrived = []\nsignal.signal(signal.SIGTERM, lambda *_: arrived.append(time.monotonic()))\n"
+        "say('waits')\nwhile not arrived or time.monotonic() - arrived[0] < 0.5: time.sleep(0.01)\n"
+        "say([len(arrived), bool(job.ends_job or job.stops_training)])"
+    )
+    job.until("waits")
+    job.ask()
+    status, out, _ = job.ends()
+    assert (status, out) == (0, "[1, False]\n")
+
+
 @pytest.mark.parametrize(("value", "handled"), [("1", True), ("0", False), ("", False), (None, False)])
 def test_nobody_handles_a_signal_who_was_not_told_to(program, value, handled):
     env = {} if value is None else {"TF2DIST_PREEMPTIBLE": value}

@@ -76,6 +76,8 @@ class SigtermHandler:
         while True:
             for byte in os.read(read, 64):
                 if byte == signal.SIGTERM:
+                    if signal.getsignal(signal.SIGTERM) != self._handle:
+                        continue  # the program has installed a handler of its own since then
                     self._unhandled += 1
                     self._arrived()
                 elif byte == _HANDLED[0]:
