@@ -139,6 +139,7 @@ def test_other_counters_follow_what_was_applied(tf, strategy):
     assert (counter.value, int(iterations)) == (24, 104)
 
 
+@pytest.mark.slow
 def test_a_server_applies_and_counts_an_update_in_one_call(tf, strategy):
     """A worker that dies before it has changed no weight and counted nothing, and after it, all."""
     from tests.models import OPTIMIZERS, embedder, sentences

@@ -342,6 +342,7 @@ def test_truncated(tf, saved, tmp_path, capsys):
         assert f"the checkpoint {copy}/model.ckpt-1 is truncated or damaged" in said
 
 
+@pytest.mark.slow
 def test_another_shape_and_a_missing_variable(tf, saved, tmp_path, capsys):
     """The kernels are of other shapes, one bias is missing, and the other is there."""
     said = refused(saved, tmp_path, capsys, model=MODELS["sigmoid"]).splitlines()

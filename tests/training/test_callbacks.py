@@ -25,6 +25,7 @@ def fitted(strategy, *callbacks, optimizer="sgd", **kwargs):
     return model, history.history
 
 
+@pytest.mark.slow
 def test_model_checkpoint(strategy, tmp_path):
     best = keras.callbacks.ModelCheckpoint(tmp_path / "best.keras", monitor="val_loss", save_best_only=True)
     each = keras.callbacks.ModelCheckpoint(tmp_path / "step-{batch}.weights.h5", save_weights_only=True, save_freq=6)
@@ -271,6 +272,7 @@ def test_a_callback_ends_evaluation_and_prediction(strategy):
     assert len(tf2dist.predict(model, x, batch_size=BATCH)) == ROWS
 
 
+@pytest.mark.slow
 def test_lambda_callback_and_swapped_averages(strategy):
     seen = []
     with strategy.scope():
