@@ -64,7 +64,7 @@ def without_others(model: keras.Model, step: Callable, batch) -> Any:
       batch: of `tf.TensorSpec`s.
     """
 
-    @tf.function
+    @tf.function(autograph=False)
     def run(batch):
         with _tracing(model), OverlayScope((), model.variables):
             _run_alone(model, step, batch, [])

@@ -65,7 +65,7 @@ class CompiledStep:
         jit = model.jit_compile is True
         # XLA compiles what one replica computes; the exchange between replicas and the update stay outside of it.
         differentiate = functools.partial(self._fractions, exchanges=not jit)
-        self._differentiate = tf.function(differentiate, jit_compile=True) if jit else differentiate
+        self._differentiate = tf.function(differentiate, jit_compile=True, autograph=False) if jit else differentiate
 
     def reset(self) -> None:
         """Nothing to do: sums are kept by those who add them up."""
@@ -268,10 +268,7 @@ class CompiledStep:
 
     def repeat(self, step: Callable[[], list[tf.Tensor]], n) -> list[tf.Tensor]:
         """See `TrainStep`."""
-        sums = self.zero_sums()
-        for _ in tf.range(n):
-            sums = self.add_sums(sums, step())
-        return sums
+        return keras.ops.fori_loop(0, n, lambda _, sums: self.add_sums(sums, step()), self.zero_sums())
 
     def add_sums(self, sums: Sequence, more: Sequence) -> list:
         """See `TrainStep`."""

@@ -94,10 +94,7 @@ class CustomTrainStep:
 
     def repeat(self, step: Callable[[], list[tf.Tensor]], n) -> list[tf.Tensor]:
         """Calls `step()` `n` i32[] times; returns the logs of the last call. In a graph."""
-        last = step()
-        for _ in tf.range(n - 1):
-            last = step()
-        return last
+        return keras.ops.fori_loop(1, n, lambda number, last: step(), step())
 
     def add_sums(self, sums: Sequence, more: Sequence) -> list:
         """Returns the later logs."""

@@ -73,7 +73,7 @@ class ReplicaDispatcher:
     def _execution(self, step: TrainStep, function: Callable):
         strategy = self._strategy
 
-        @tf.function
+        @tf.function(autograph=False)
         def execution(iterator, element_per_replica: bool, n, notes):
             def one():
                 element = self._next(iterator, element_per_replica)
@@ -192,7 +192,7 @@ class ReplicaDispatcher:
             not_empty = tf.cast(slice_weight > 0, tf.int64)
             return tf.nest.map_structure(lambda t: t[: not_empty * tf.shape(t, tf.int64)[0]], outputs)
 
-        @tf.function(reduce_retracing=True)
+        @tf.function(reduce_retracing=True, autograph=False)
         def execution(iterator):
             outputs = strategy.run(self._of_this_replica(predict), args=(self._next(iterator, False),))
             if self._slices.single:

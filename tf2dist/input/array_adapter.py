@@ -134,9 +134,7 @@ class Examples(ReadByTensorFlow):
         self, tensors: Any, slices: ReplicaSlices, start: int, worker: Any = 0, workers: int = 1
     ) -> tf.data.Dataset[Any]:
         """See `DataAdapter`."""
-        numbers = tf.data.Dataset.range(_ENDLESS // workers)
-        first = tf.cast(start + worker, tf.int64)
-        return self._batches(tensors, numbers.map(lambda number: first + number * workers), slices)
+        return self._batches(tensors, _numbers(start + worker, workers), slices)
 
     def _batches(self, tensors: Any, steps: tf.data.Dataset[Any], slices: ReplicaSlices) -> tf.data.Dataset[Any]:
         """The slices of the batches of these steps."""
@@ -145,19 +143,24 @@ class Examples(ReadByTensorFlow):
         def make(step: tf.Tensor) -> Any:
             return slices.map(lambda rank: batches.slice(tensors, step, rank, slices.total))
 
-        return _map_in_order(steps, make)
+        return self._map_in_order(steps, make)
+
+    def _map_in_order(self, numbers: tf.data.Dataset[Any], make: Callable[[tf.Tensor], Any]) -> tf.data.Dataset[Any]:
+        """`make` of each number, computed by several threads and kept in order."""
+        if self.transform is None:  # which is the user's, and may need AutoGraph
+            make = tf.autograph.experimental.do_not_convert(make)
+        made = numbers.map(make, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        return without_rewriting(made).prefetch(tf.data.AUTOTUNE)
 
     def training_slices(self, tensors: Any, total: int, start: int, worker: Any, workers: int) -> tf.data.Dataset[Any]:
         """See `DataAdapter`."""
-        first = tf.cast(start * total + worker, tf.int64)
-        numbers = tf.data.Dataset.range(_ENDLESS // (workers * total)).map(lambda number: first + number * workers)
         batches = ArrayBatches(self.shuffle, self.transform)
 
         def make(number: tf.Tensor) -> Any:
             made = batches.slice(tensors, number // total, number % total, total)
             return made if total > 1 else (made, 1.0)
 
-        return _map_in_order(numbers, make)
+        return self._map_in_order(_numbers(start * total + worker, workers), make)
 
     def single_pass(
         self, tensors: Any, slices: ReplicaSlices, steps: Any = None, shard: Any = 0, shards: Any = 1
@@ -207,10 +210,9 @@ def _gather_rows(tensors: Any, indices: tf.Tensor, transform: Callable[..., Any]
     return transform(*batch) if transform else as_keras_passes(batch)
 
 
-def _map_in_order(numbers: tf.data.Dataset[Any], make: Callable[[tf.Tensor], Any]) -> tf.data.Dataset[Any]:
-    """`make` of each number, computed by several threads and kept in order."""
-    made = numbers.map(make, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-    return without_rewriting(made).prefetch(tf.data.AUTOTUNE)
+def _numbers(first: Any, stride: int) -> tf.data.Dataset[Any]:
+    """Every `stride`-th number i64[] from `first` on, without end."""
+    return tf.data.Dataset.range(tf.cast(first, tf.int64), _ENDLESS, stride)
 
 
 def whole_number(name: str, value: Any) -> int:

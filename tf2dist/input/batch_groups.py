@@ -102,4 +102,4 @@ def single_batches(together: list[tf.Tensor], ends: tf.Tensor, element_spec: Any
             tensors.append(tf.ensure_shape(rows if spec.shape.rank != 0 else rows[0], spec.shape))
         return tf.nest.pack_sequence_as(element_spec, tensors, expand_composites=True)
 
-    return tf.data.Dataset.range(tf.shape(ends, tf.int64)[1] - 1).map(cut)
+    return tf.data.Dataset.range(tf.shape(ends, tf.int64)[1] - 1).map(tf.autograph.experimental.do_not_convert(cut))

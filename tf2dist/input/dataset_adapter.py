@@ -156,7 +156,8 @@ def slices_in_turn(batches: tf.data.Dataset, total: int) -> tf.data.Dataset:
     """Elements are the `total` slices of each batch, one after the other, each with its weight f32[]."""
 
     def cuts(batch):
-        return tf.data.Dataset.range(total).map(lambda rank: slice_of(batch, rank, total))
+        slice_batch = tf.autograph.experimental.do_not_convert(lambda rank: slice_of(batch, rank, total))
+        return tf.data.Dataset.range(total).map(slice_batch)
 
     return batches.flat_map(of_element(batches, cuts))
 
@@ -190,4 +191,4 @@ def cut_batches(dataset: tf.data.Dataset, slices: ReplicaSlices, *, parallel: bo
 def of_element(dataset: tf.data.Dataset, function: Callable) -> Callable:
     """`function` of an element of the dataset, for `Dataset.map`, which makes several arguments of a tuple."""
     unpacked = type(dataset.element_spec) is tuple
-    return (lambda *batch: function(batch)) if unpacked else function
+    return tf.autograph.experimental.do_not_convert((lambda *batch: function(batch)) if unpacked else function)

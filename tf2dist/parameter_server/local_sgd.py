@@ -52,12 +52,17 @@ class LocalSgd:
         In a graph on the worker. Returns their metric sums and what is ahead of `batches`.
         """
         written = len(self._written.variables)
-        fetched, sums = self._fetched.fetch(), wide_sums.zeros(self._step)
-        values, read = fetched[:written], fetched[written:]
-        for place in tf.range(n):
+        fetched = self._fetched.fetch()
+        read = fetched[written:]
+
+        def update(place, state):
+            values, sums, ahead = state
             batch, ahead = batches.take(ahead, number + tf.cast(place, tf.int64), end)
             values, more = self._update([*values, *read], batch)
-            sums = wide_sums.add(sums, more)
+            return values, wide_sums.add(sums, more), ahead
+
+        start = fetched[:written], wide_sums.zeros(self._step), ahead
+        values, sums, ahead = keras.ops.fori_loop(0, n, update, start)
         before, after = fetched[: self._added], values[: self._added]
         news = [b - a for a, b in zip(before, after, strict=True)] + values[self._added :]
         sent = self._written.send(news)

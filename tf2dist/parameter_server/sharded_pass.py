@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -210,7 +211,7 @@ class ShardedPass:
         return self._functions[key]
 
     def _of_arrays(self, compute: Callable, data: FiniteDataAdapter, found: list[Any]):
-        @tf.function
+        @tf.function(autograph=False)
         def function(store, shard, shards, steps):
             (held,) = next(store)
             n = tf.cast((steps - shard + shards - 1) // shards, tf.int32)
@@ -222,7 +223,7 @@ class ShardedPass:
     def _of_group(self, compute: Callable, data: FiniteDataAdapter, found: list[Any]):
         spec = data.element_spec()
 
-        @tf.function(input_signature=group_signature(spec))
+        @tf.function(input_signature=group_signature(spec), autograph=False)
         def function(together, ends):
             n = tf.shape(ends)[1] - 1
             result, found[0] = compute(iter(single_batches(together, ends, spec)), n)
@@ -253,10 +254,12 @@ def _each_sums(step: TrainStep):
     def compute(batches, n):
         none = wide_sums.zeros(step)
         arrays = [tf.TensorArray(t.dtype, n, element_shape=t.shape) for t in none]
-        for i in tf.range(n):
+
+        def write(i, arrays):
             sums = wide_sums.add(none, step.evaluate(next(batches)))
-            arrays = [a.write(i, t) for a, t in zip(arrays, sums, strict=True)]
-        return [a.stack() for a in arrays], ()
+            return [a.write(i, t) for a, t in zip(arrays, sums, strict=True)]
+
+        return [a.stack() for a in keras.ops.fori_loop(0, n, write, arrays)], ()
 
     return compute
 
@@ -271,10 +274,13 @@ def _shard_outputs(step: PredictStep):
         arrays = [tf.TensorArray(t.dtype, n, element_shape=t.shape, infer_shape=False) for t in leaves]
         arrays = [a.write(0, t) for a, t in zip(arrays, leaves, strict=True)]
         rows = tf.TensorArray(tf.int64, n, element_shape=[len(leaves)]).write(0, _rows(leaves))
-        for i in tf.range(1, n):
+
+        def write(i, written):
+            rows, *arrays = written
             leaves = tf.nest.flatten(step.predict(next(batches)))
-            arrays = [a.write(i, t) for a, t in zip(arrays, leaves, strict=True)]
-            rows = rows.write(i, _rows(leaves))
+            return [rows.write(i, _rows(leaves)), *(a.write(i, t) for a, t in zip(arrays, leaves, strict=True))]
+
+        rows, *arrays = keras.ops.fori_loop(1, n, write, [rows, *arrays])
         return [rows.stack(), *[a.concat() for a in arrays]], structure
 
     return compute

@@ -149,7 +149,7 @@ class SynchronousUpdate:
             queue = self._queue("gradients", self._dtypes)
             tf.raw_ops.QueueCloseV2(handle=queue, cancel_pending_enqueues=True)
 
-    @tf.function
+    @tf.function(autograph=False)
     def work(self, iterator, worker_numbers, last):
         """A worker's side: computes a gradient for each token until `last` i64[] or a later token comes.
 
@@ -159,21 +159,26 @@ class SynchronousUpdate:
         Returns:
           i32[]: how many gradients it has sent.
         """
-        worker, sent = next(worker_numbers), tf.constant(0)
-        token = self._next_token(worker, last)
-        while token < STOP:
+        worker = next(worker_numbers)
+
+        def send(sent, token):
             self._send_gradient(self._take_slice() if iterator is None else next(iterator), token)
-            sent += 1
-            token = self._next_token(worker, last)
-        return sent
+            return sent + 1, self._next_token(worker, last)
+
+        start = tf.constant(0), self._next_token(worker, last)
+        return tf.while_loop(lambda sent, token: token < STOP, send, start)[0]
 
     def _next_token(self, worker, last):
         """Waits for a token that is not out of date, i64[]."""
         queues = [self._token_queue(w) for w in range(self._workers)]
-        token = self._dequeue_token(queues, worker)
-        while token < self._number or (token >= STOP and token < last):
-            token = self._dequeue_token(queues, worker)
-        return token
+
+        def is_out_of_date(token):
+            return (token < self._number) | ((token >= STOP) & (token < last))
+
+        def take(*_):
+            return (self._dequeue_token(queues, worker),)
+
+        return tf.while_loop(is_out_of_date, take, take())[0]
 
     def _dequeue_token(self, queues, worker):
         def take(queue):
@@ -199,7 +204,7 @@ class SynchronousUpdate:
         self._dtypes = [t.dtype for t in tensors]
         tf.raw_ops.QueueEnqueueV2(handle=self._queue("gradients", self._dtypes), components=tensors)
 
-    @tf.function
+    @tf.function(autograph=False)
     def make_updates(self, n, first):
         """The coordinator's side: makes `n` i32[] updates.
 
@@ -210,9 +215,10 @@ class SynchronousUpdate:
           The metric sums, and i32[]: how many gradients came too late and were dropped.
         """
         with tf.device(self._device):  # where the gradients are, so that the coordinator does not get them
-            sums, dropped, update = wide_sums.zeros(self._step), tf.constant(0), tf.identity(self._number)
             queue = self._queue("gradients", self._dtypes)
-            for _ in tf.range(n):
+
+            def make_update(_, state):
+                sums, dropped, update = state
                 self.hand_out_tokens(tf.unstack(self._quotas), update)
                 taken = []
                 for _ in range(self._needed):
@@ -224,19 +230,24 @@ class SynchronousUpdate:
                 with tf.control_dependencies([more[0]]):
                     self._counter.add(1)
                     update = self._number.assign_add(1, read_value=True)
-                sums = wide_sums.add(sums, more)
+                return wide_sums.add(sums, more), dropped, update
+
+            start = wide_sums.zeros(self._step), tf.constant(0), tf.identity(self._number)
+            sums, dropped, _ = keras.ops.fori_loop(0, n, make_update, start)
         return [*sums, dropped]
 
     def _take_contribution(self, queue, update, first):
         """The next contribution to this update, and how many late ones of this training came before it."""
-        late = tf.constant(0)
-        tensors = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=self._dtypes)
-        while tensors[0] < update:
-            late += tf.cast(tf.ensure_shape(tensors[0], []) >= first, tf.int32)
-            tensors = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=self._dtypes)
-        return tensors, late
 
-    @tf.function
+        def take():
+            return tf.raw_ops.QueueDequeueV2(handle=queue, component_types=self._dtypes)
+
+        def drop(tensors, late):
+            return take(), late + tf.cast(tf.ensure_shape(tensors[0], []) >= first, tf.int32)
+
+        return tf.while_loop(lambda tensors, late: tensors[0] < update, drop, (take(), tf.constant(0)))
+
+    @tf.function(autograph=False)
     def _apply(self, contributions) -> list[tf.Tensor]:
         """Applies the gradients of the slices' loss; returns the sum of their metric sums."""
         variables = self._model.trainable_variables

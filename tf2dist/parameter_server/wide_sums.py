@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import keras
 import tensorflow as tf
 
 from tf2dist.execution.train_step import TrainStep
@@ -21,10 +22,7 @@ def add(sums: Sequence[tf.Tensor], more: Sequence[tf.Tensor]) -> list[tf.Tensor]
 
 def repeat(step: TrainStep, run: Callable[[], list[tf.Tensor]], n) -> list[tf.Tensor]:
     """The metric sums of `n` i32[] calls of `run()`. In a graph."""
-    sums = zeros(step)
-    for _ in tf.range(n):
-        sums = add(sums, run())
-    return sums
+    return keras.ops.fori_loop(0, n, lambda _, sums: add(sums, run()), zeros(step))
 
 
 def _wide(dtype: tf.DType) -> tf.DType:

@@ -51,7 +51,7 @@ class WorkerExecutions:
         """
         if maker not in self._known:
 
-            @tf.function
+            @tf.function(autograph=False)
             def execution(argument, token, limit):
                 batches = NumberedBatches(maker, argument) if maker else self._iterated(argument)
                 return self._run(batches, token, limit)
@@ -66,7 +66,7 @@ class WorkerExecutions:
                 return function
         others = [tf.TensorSpec([4], tf.int64), tf.TensorSpec([], tf.float64)]
 
-        @tf.function(input_signature=[*group_signature(element_spec), *others])
+        @tf.function(input_signature=[*group_signature(element_spec), *others], autograph=False)
         def execution(together, ends, token, limit):
             batches = self._iterated(iter(single_batches(together, ends, element_spec)))
             return self._run(batches, token, limit)
@@ -88,21 +88,33 @@ class WorkerExecutions:
             held = self._tokens.take(token)
             n, end, began = tf.cast(held.steps, tf.int32), held.first + held.steps, tf.timestamp()
 
-            @tf.function  # traced once, used several times
+            @tf.function(autograph=False)  # traced once, used several times
             def turn(ahead, number, now):
                 return take_steps(batches, ahead, number, now, end, held)
 
-            sums, done, ahead = wide_sums.zeros(step), tf.constant(0), batches.begin(held.first)
-            unrolled = _unroll_factor(turn, ahead) if local_steps == 1 else 1
-            if unrolled > 1:
-                while done + unrolled <= n and (done == 0 or tf.timestamp() - began < limit):
-                    for _ in range(unrolled):
-                        more, ahead = turn(ahead, held.first + tf.cast(done, tf.int64), tf.constant(1))
-                        sums, done = wide_sums.add(sums, more), done + 1
-            while done < n and (done == 0 or tf.timestamp() - began < limit):
-                now = tf.minimum(n - done, local_steps)
+            def goes_on(done):
+                return (done == 0) | (tf.timestamp() - began < limit)
+
+            def take(sums, done, ahead, now):
                 more, ahead = turn(ahead, held.first + tf.cast(done, tf.int64), now)
-                sums, done = wide_sums.add(sums, more), done + now
+                return wide_sums.add(sums, more), done + now, ahead
+
+            def take_several(*state):
+                for _ in range(unrolled):
+                    state = take(*state, tf.constant(1))
+                return state
+
+            state = wide_sums.zeros(step), tf.constant(0), batches.begin(held.first)
+            unrolled = _unroll_factor(turn, state[-1]) if local_steps == 1 else 1
+            if unrolled > 1:
+                state = tf.while_loop(
+                    lambda sums, done, ahead: (done + unrolled <= n) & goes_on(done), take_several, state
+                )
+            sums, done, _ = tf.while_loop(
+                lambda sums, done, ahead: (done < n) & goes_on(done),
+                lambda sums, done, ahead: take(sums, done, ahead, tf.minimum(n - done, local_steps)),
+                state,
+            )
             with tf.control_dependencies(sums):
                 seconds = tf.timestamp() - began
             told = [held.steps > 0, done, seconds, held.count]

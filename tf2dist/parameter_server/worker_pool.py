@@ -150,7 +150,7 @@ class WorkerPool:
         """
         pieces = self._pieces(arrays)
 
-        @tf.function(input_signature=[array.spec for array in pieces])
+        @tf.function(input_signature=[array.spec for array in pieces], autograph=False)
         def datasets(*received):
             tensors = tf.nest.pack_sequence_as(arrays, received)
             if on_host or not devices.on_accelerators(self.strategy):

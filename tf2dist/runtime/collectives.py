@@ -110,7 +110,7 @@ def broadcast(strategy: tf.distribute.Strategy, values: Sequence[Any]) -> list[n
         kept = [tf.where(is_first, v, tf.zeros_like(v)) for v in values]
         return [context.all_reduce(tf.distribute.ReduceOp.SUM, v) for v in kept]
 
-    @tf.function
+    @tf.function(autograph=False)
     def broadcast_tensors(values: list[tf.Tensor]) -> list[tf.Tensor]:
         return [strategy.experimental_local_results(r)[0] for r in strategy.run(keep_first, args=tuple(values))]
 
@@ -172,7 +172,7 @@ def _gather_function(strategy: tf.distribute.Strategy) -> Callable[[tf.Tensor], 
         row = tf.one_hot(context.replica_id_in_sync_group, strategy.num_replicas_in_sync, dtype=tf.float64)[::replicas]
         return context.all_reduce(tf.distribute.ReduceOp.SUM, row[:, tf.newaxis] * values)
 
-    @tf.function(reduce_retracing=True)
+    @tf.function(reduce_retracing=True, autograph=False)
     def gather(values: tf.Tensor) -> tf.Tensor:
         return strategy.experimental_local_results(strategy.run(contribute, args=(values,)))[0]
 

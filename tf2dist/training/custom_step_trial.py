@@ -101,7 +101,7 @@ class _Trial:
             rank = tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
             return on_replica(*elements[rank - self._slices.first])
 
-        @tf.function
+        @tf.function(autograph=False)
         def run(elements):
             results = self._strategy.run(of_this_replica, args=(elements,))
             return [self._strategy.experimental_local_results(r) for r in results]
@@ -174,7 +174,7 @@ class _Trial:
     def _over_peers(self, values: Sequence[np.ndarray]) -> list[np.ndarray]:
         if self._peers == 1:
             return list(values)
-        sums = tf.function(lambda *tensors: collectives.all_reduce(self._strategy, tensors))
+        sums = tf.function(lambda *tensors: collectives.all_reduce(self._strategy, tensors), autograph=False)
         return [np.array(t) for t in sums(*(tf.constant(v) for v in values))]
 
     def _of_first_peer(self, outcome: _Outcome) -> _Outcome:
