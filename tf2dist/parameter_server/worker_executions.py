@@ -99,10 +99,10 @@ class WorkerExecutions:
                 more, ahead = turn(ahead, held.first + tf.cast(done, tf.int64), now)
                 return wide_sums.add(sums, more), done + now, ahead
 
-            def take_several(*state):
+            def take_several(sums, done, ahead):
                 for _ in range(unrolled):
-                    state = take(*state, tf.constant(1))
-                return state
+                    sums, done, ahead = take(sums, done, ahead, tf.constant(1))
+                return sums, done, ahead
 
             state = wide_sums.zeros(step), tf.constant(0), batches.begin(held.first)
             unrolled = _unroll_factor(turn, state[-1]) if local_steps == 1 else 1
