@@ -204,9 +204,9 @@ NO_VARIABLE = (
     ],
 )
 def test_an_error_of_tensorflow_is_explained_by_a_loss_if_it_can_be(tf, error, said, lost, line):
-    from tf2dist.runtime import failure_line
+    from tf2dist.runtime import error_explanation
 
-    found = failure_line.explain(getattr(tf.errors, error)(None, None, said), lambda limit: lost)
+    found = error_explanation.explain(getattr(tf.errors, error)(None, None, said), lambda limit: lost)
     assert found == (None if line is None else (1, line))
 
 

@@ -411,11 +411,11 @@ def test_average_loss_by_the_global_batch(tf):
 
 def test_what_is_replaced_in_keras_comes_back(tf):
     """Keras beside us keeps its own functions; what this looks at is what there is to replace."""
-    from tf2dist.compat import custom_step_scaling
+    from tf2dist.compat import global_batch_custom_step
 
-    patches = custom_step_scaling.patches
+    patches = global_batch_custom_step.patches
     before = [{name: getattr(p._owner, name) for name in p._replacements} for p in patches]
-    with custom_step_scaling.on_slice(tf.constant(0.5)):
+    with global_batch_custom_step.on_slice(tf.constant(0.5)):
         inside = [{name: getattr(p._owner, name) for name in p._replacements} for p in patches]
     assert all(a[name] is not b[name] for a, b in zip(before, inside, strict=True) for name in a)
     assert before == [{name: getattr(p._owner, name) for name in p._replacements} for p in patches]

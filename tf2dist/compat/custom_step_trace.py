@@ -10,8 +10,8 @@ import keras
 import tensorflow as tf
 
 from tf2dist.compat import layer_losses
-from tf2dist.compat.custom_step_scaling import added_loss, patches
 from tf2dist.compat.custom_step_state import set_here
+from tf2dist.compat.global_batch_custom_step import added_loss, patches
 from tf2dist.compat.model import all_metrics
 from tf2dist.compat.stateless_scope import OverlayScope, compute_output_spec
 

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf2dist.compat import custom_step_scaling, custom_step_trace
+from tf2dist.compat import custom_step_trace, global_batch_custom_step
 from tf2dist.compat.model import all_metrics
 from tf2dist.errors import TrainingError
 from tf2dist.execution.logs import as_logs, flat_results
@@ -67,10 +67,10 @@ class CustomTrainStep:
     def _run(self, step: Callable, batch, slice_weight) -> list[tf.Tensor]:
         states = [v for metric in all_metrics(self.model) for v in metric.variables]
         before = [] if slice_weight is None else [tf.identity(v.value) for v in states]
-        with custom_step_scaling.on_slice(slice_weight):
+        with global_batch_custom_step.on_slice(slice_weight):
             logs = step(batch if slice_weight is None else tf.nest.map_structure(_as_of_any_size, batch))
             if isinstance(logs, dict):
-                logs = {name: custom_step_scaling.as_mean(value) for name, value in flat_results(logs).items()}
+                logs = {name: global_batch_custom_step.as_mean(value) for name, value in flat_results(logs).items()}
         if slice_weight is not None:  # a slice that stands in for an empty one counts not
             for variable, value in zip(states, before, strict=True):
                 variable.assign(tf.where(slice_weight > 0, variable.value, value))

@@ -19,7 +19,7 @@ from tf2dist.cluster.stalls import Progress
 from tf2dist.cluster.strategies import check_strategy
 from tf2dist.cluster.task_monitor import FollowerMonitor, LeaderMonitor
 from tf2dist.errors import START_AGAIN, UsageError
-from tf2dist.runtime import failure_line, tensorflow_import
+from tf2dist.runtime import error_explanation, tensorflow_import
 from tf2dist.runtime.failure_reporter import FailureReporter
 from tf2dist.runtime.logging_setup import log_to_stderr_by_default, quiet_tensorflow
 from tf2dist.runtime.preemption import Preemption
@@ -90,11 +90,11 @@ class Session(FailureReporter):
         return self._monitor.first_loss(limit) if self._monitor else ""
 
     def explain(self, error: BaseException) -> tuple[int, str] | None:
-        """Returns the exit status and the line that an error of this process ends with; see `failure_line.explain`."""
+        """The exit status and the line that an error of this process ends with; see `error_explanation.explain`."""
         if self.cluster is None:
-            return failure_line.explain(error, self.wait_for_loss)
+            return error_explanation.explain(error, self.wait_for_loss)
         leader = leader_of(self.cluster)
-        return failure_line.explain(error, self.wait_for_loss, f"{leader} at {self.cluster.address(leader)}")
+        return error_explanation.explain(error, self.wait_for_loss, f"{leader} at {self.cluster.address(leader)}")
 
     def lost_tasks(self) -> list[Task]:
         """Returns the tasks that are lost and have not come back; always none in a process that does not lead."""

@@ -19,7 +19,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf2dist.compat import captured_variables, custom_step_scaling, custom_step_trace
+from tf2dist.compat import captured_variables, custom_step_trace, global_batch_custom_step
 from tf2dist.compat.model import layers_of
 from tf2dist.errors import TrainingError
 from tf2dist.execution.custom_train_step import CustomTrainStep
@@ -92,7 +92,7 @@ class _Trial:
 
     def _traced(self, function: Callable) -> Any:
         def on_replica(batch, weight):
-            with custom_step_scaling.trying() as applied:
+            with global_batch_custom_step.trying() as applied:
                 values = function(batch, weight)
             self._paths, self._values = [path for path, _ in applied], len(values)
             return [*values, *(gradient for _, gradient in applied)]

@@ -49,13 +49,13 @@ def report_failure(program: str, error: BaseException) -> int | None:
 
 def _explain(error: BaseException) -> tuple[int, str] | None:
     """As `Session.explain`, also for errors that can only be a trainer's user's: a full disk, a wrong device."""
-    from tf2dist.runtime import failure_line, placement, session
+    from tf2dist.runtime import error_explanation, placement, session
 
     if isinstance(error, _WRONG_COMMAND):
-        return 2, failure_line.one_line(error)
+        return 2, error_explanation.one_line(error)
     if isinstance(error, _FAILED_JOB):
-        return 1, failure_line.one_line(error)
-    if not isinstance(error, Exception) or not failure_line.is_tensorflow_error(error):
+        return 1, error_explanation.one_line(error)
+    if not isinstance(error, Exception) or not error_explanation.is_tensorflow_error(error):
         return session.current().explain(error)
     if misplaced := placement.explain(error):
         return 1, f"{misplaced}; --soft_placement lets TensorFlow choose another device"
