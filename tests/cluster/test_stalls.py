@@ -46,17 +46,19 @@ def test_progress():
     with progress.call():
         now[0] = 5.0
         assert progress.state() == State(1, 0, Place.PROGRAM, 5)
-        assert not progress.has_made_step
+        assert progress.patience == 3  # the first step is compiled
         results = progress.steps_of(iter("ab"))
         assert next(results) == "a"
-        assert progress.has_made_step
+        assert progress.patience == 1
+        progress.compiles(reads_again=True)
+        assert progress.patience == 30
         assert progress.state() == State(1, 1, Place.PROGRAM, 0)
         with progress.steps():
             progress.waits_for_input(True)
             assert progress.state() == State(1, 2, Place.INPUT, 0)
         assert list(results) == ["b"]
         with progress.call():
-            assert not progress.has_made_step
+            assert progress.patience == 3
         assert progress.in_call
     assert (progress.in_call, progress.state().place) == (False, Place.OUTSIDE)
 

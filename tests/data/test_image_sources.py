@@ -8,6 +8,7 @@ import pytest
 
 from tf2dist import data
 from tf2dist.data import DataError, Source, download, find, image_sources, load, tfrecord
+from tf2dist.system import files
 
 
 @pytest.mark.parametrize(
@@ -97,6 +98,16 @@ def test_auto_falls_back_and_says_so(offline):
     assert source.note.startswith("Using scikit-learn's handwritten digits, because mnist is not prepared under ")
     assert "no connection to anywhere" in source.note
     assert "\n" not in source.note
+
+
+def test_auto_takes_nothing_else_where_a_store_does_not_answer(offline, monkeypatch):
+    def list_names(path):
+        raise files.StoreError(path, "listed", "the credentials have expired")
+
+    monkeypatch.setattr(files, "list_names", list_names)
+    monkeypatch.setenv("TFDS_DATA_DIR", "s3://bucket/tfds")
+    with pytest.raises(DataError, match="s3://bucket/tfds/mnist cannot be listed: the credentials have expired"):
+        find("auto")
 
 
 def test_auto_says_what_is_damaged(offline, prepare, tmp_path):

@@ -9,6 +9,7 @@ import pytest
 from tf2dist.data import Source, find, load, synthetic_dataset, tfrecord
 from tf2dist.data.tfrecord import __main__ as convert
 from tf2dist.data.tfrecord import writing
+from tf2dist.system import files
 
 
 @pytest.fixture(autouse=True)
@@ -129,3 +130,21 @@ def test_writes_into_a_store(object_store, tmp_path):
         path = tmp_path / part
         path.write_bytes(object_store.read(f"new/{part}.tfrecords"))
         assert tfrecord.count_records(path) == tfrecord.count_records(f"{object_store.bucket}/new/{part}.tfrecords") > 0
+
+
+def test_a_part_that_a_store_does_not_take_leaves_no_data_set_of_two(object_store, monkeypatch, capsys):
+    """The old training part is gone by then, beside which the new test part would be taken for its own."""
+    out = f"{object_store.bucket}/set"
+    for part in ("test", "train"):
+        object_store.put(f"set/{part}.tfrecords")
+    put = files.put
+
+    def refuse(path, url):
+        if url.endswith("train.tfrecords"):
+            raise files.StoreError(url, "written", "the line is down")
+        put(path, url)
+
+    monkeypatch.setattr(files, "put", refuse)
+    assert convert.main(["--dataset=digits", f"--out={out}"]) == 1
+    assert "the line is down" in capsys.readouterr().err
+    assert object_store.keys() == ["set/test.tfrecords"]

@@ -53,6 +53,19 @@ def passes(tf, pool):
     return ShardedPass(pool)
 
 
+def test_shards_that_wait_for_others_are_steps(tf, passes):
+    """Nothing of a prediction is yielded before all of it is there, and a job that moves must not count as stalled."""
+    from tf2dist.execution.predict_step import PredictStep
+    from tf2dist.input.make_adapter import make_finite_adapter
+    from tf2dist.runtime import session
+
+    x, _ = data()
+    outputs = passes.predict(PredictStep(classifier(OPTIMIZERS["sgd"]())), make_finite_adapter(x, batch_size=2))
+    before = session.current().progress.count
+    next(outputs)
+    assert session.current().progress.count == before + 4  # shards of the only worker
+
+
 @pytest.mark.slow
 def test_a_dataset_is_read_once_however_long_it_is(tf, pool, passes):
     """And batch by batch the results are those of each batch, in order."""

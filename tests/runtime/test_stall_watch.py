@@ -8,7 +8,9 @@ import pytest
 import tensorflow as tf
 
 from tests.threads import DEADLINE, stays
+from tf2dist.cluster.loss_policy import LossPolicy
 from tf2dist.cluster.stalls import Progress
+from tf2dist.cluster.task_monitor import LeaderMonitor
 from tf2dist.errors import UsageError
 from tf2dist.runtime import session
 from tf2dist.runtime.stall_watch import StallWatch
@@ -81,6 +83,37 @@ def test_a_trace_moves(watched):
         began = time.monotonic()
         assert b"no step" in function().numpy()
         assert time.monotonic() - began > 5 * LIMIT
+
+
+@pytest.mark.slow
+def test_a_trace_that_stays_where_it_is_while_other_threads_move(watched):
+    progress, ended = watched()
+    over = threading.Event()
+
+    def move():
+        while not over.wait(0.001):
+            time.sleep(0.001)
+
+    other = threading.Thread(target=move)
+    other.start()
+    try:
+        with progress.call():
+            progress.made()
+            assert b"no step" in tf.function(lambda: tf.constant(ended.result(DEADLINE)))().numpy()
+    finally:
+        over.set()
+        other.join()
+
+
+def test_the_wait_for_workers_has_a_limit_of_its_own():
+    monitor, progress, ended = LeaderMonitor([], LossPolicy(has_servers=True), lambda why: None), Progress(), Future()
+    monitor.waits_for_workers = True
+    StallWatch(LIMIT / 4, "this process", progress, ended.set_result, monitor)
+    with progress.call():
+        progress.made()
+        assert stays(ended, LIMIT)
+        monitor.waits_for_workers = False
+        assert "no step" in ended.result(DEADLINE)
 
 
 @pytest.mark.parametrize("text", ["soon", "-1", "inf", "nan", "1e999"])

@@ -5,7 +5,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import Future
 
 import pytest
 
@@ -53,9 +55,10 @@ def test_what_was_written_is_there(place):
     assert [files.is_file(each) for each in (f"{place}/below", f"{place}/one", f"{place}/no")] == [False, True, False]
     write(f"{place}/one", b"second")
     assert read(f"{place}/one") == b"second"
-    files.remove_tree(f"{place}/below")
-    files.remove_tree(f"{place}/below")
-    assert files.list_names(place) == ["one"]
+    files.remove(f"{place}/below/two")
+    files.remove(f"{place}/below/two")
+    assert not files.exists(f"{place}/below/two")
+    assert files.is_file(f"{place}/one")
 
 
 def test_what_is_missing(place):
@@ -251,3 +254,67 @@ def test_a_copy_that_is_short_is_refused(object_store, monkeypatch, tmp_path):
 def test_no_name_is_no_file():
     """And not the working directory."""
     assert [files.exists(""), files.is_directory(""), files.is_file("")] == [False] * 3
+
+
+def test_names_with_characters_of_patterns(place):
+    for text in (b"old", b"new"):
+        write(f"{place}/run[1]*.json", text)
+    assert read(f"{place}/run[1]*.json") == b"new"
+    assert files.list_names(place) == ["run[1]*.json"]
+
+
+@pytest.mark.parametrize("url", ["hdfs:///user/me/x.json", "hdfs://host:9000/x.json", "s3://bucket/x"])
+def test_the_configured_host_of_hdfs(url):
+    assert files.absolute(url) == url
+
+
+def test_what_fsspec_is_configured_with_stays(monkeypatch):
+    import fsspec
+
+    theirs = {"s3": {"addressing_style": "path"}}
+    monkeypatch.setitem(fsspec.config.conf, "s3", {"config_kwargs": theirs})
+    for scheme in ("s3", "s3a"):
+        found = files._with_configured(files._STORES[scheme].options, scheme)
+        assert found == {"config_kwargs": {**theirs, "retries": {"max_attempts": 1}}}
+
+
+@pytest.mark.slow
+def test_large_objects_come_and_go_in_one_stream(object_store, tmp_path):
+    """More than the 50 MiB from which on s3fs would ask for all parts at once, and say nothing until they are there."""
+    data, path = os.urandom(1 << 20) * 60, tmp_path / "x"
+    write(f"{object_store.bucket}/x", data)
+    beats = []
+    monitored = files._transfer
+
+    def transfer(url, action, call):
+        def counting(system, place, progress):
+            progress.hooks["count"] = lambda size, value, **_: beats.append(value)
+            call(system, place, progress)
+
+        monitored(url, action, counting)
+
+    files._transfer = transfer
+    try:
+        files.fetch(f"{object_store.bucket}/x", str(path))
+    finally:
+        files._transfer = monitored
+    assert path.read_bytes() == data
+    assert len({*beats}) > 60
+
+
+def test_a_transfer_that_was_given_up_ends_when_it_comes_on(monkeypatch):
+    monkeypatch.setenv("TF2DIST_FILES_TIMEOUT", "0.1")
+    goes_on, ended = threading.Event(), Future()
+
+    def work(beat):
+        goes_on.wait(30)
+        try:
+            beat()
+        except BaseException as error:
+            ended.set_result(error)
+            raise
+
+    with pytest.raises(files.StoreError, match="has not answered"):
+        files._within_limit("s3://bucket/x", "read", work)
+    goes_on.set()
+    assert isinstance(ended.result(30), TimeoutError)

@@ -15,10 +15,14 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeVar
 
 from tf2dist.cluster.heartbeat import TaskConnection
+from tf2dist.system.limited_call import call_for
 from tf2dist.system.stacks import stacks
 
 _MOST = 10**9 - 1  # that a message holds
 _NAMED = 5  # tasks that are named, of those that are waited for
+_FIRST_STEP = 3.0  # times as long may the first step take: it is compiled
+_READ_AGAIN = 30.0  # and where data is read again up to there
+_LOG_SECONDS = 5.0  # for stacks: a source may be on a disk that hangs, and so may the log
 _Item = TypeVar("_Item")
 
 _log = logging.getLogger("tf2dist")
@@ -64,6 +68,7 @@ class Progress:
 
     Attributes:
       count: goes up with each step, each result of a shard, and each beginning and end of a call.
+      patience: how many times as long as others the step may take that is under way.
       busy_workers: returns the names of the workers that have not returned what they run; set by who leads them.
     """
 
@@ -74,7 +79,7 @@ class Progress:
         self._place = Place.OUTSIDE
         self._waits_for_input = False
         self.count = 0
-        self.has_made_step = False  # in the call that is under way
+        self.patience = 1.0  # times the limit may the step take that is under way
         self.busy_workers: Callable[[], list[str]] = list
 
     @property
@@ -84,12 +89,20 @@ class Progress:
 
     def made(self) -> None:
         """Notes that a step was made."""
-        self.has_made_step = True
+        self.patience = 1.0
         self._note()
 
     def moves(self) -> None:
-        """Notes that a call moves on without a step: a function is traced."""
+        """Notes that a call moves on without a step: a function is traced, or data is read again."""
         self._note()
+
+    def compiles(self, *, reads_again: bool = False) -> None:
+        """Notes that the next step is compiled first.
+
+        Args:
+          reads_again: whether the data before that step is read again, too, as when a job is started again.
+        """
+        self.patience = _READ_AGAIN if reads_again else _FIRST_STEP
 
     def _note(self) -> None:
         self.count += 1
@@ -101,7 +114,7 @@ class Progress:
         before, self._place = self._place, Place.PROGRAM
         self._calls += 1
         self._open += 1
-        self.has_made_step = False
+        self.compiles()
         self._note()
         try:
             yield
@@ -157,8 +170,12 @@ def answer(connection: TaskConnection, request: str, progress: Progress | None) 
 
 
 def log_stacks() -> None:
-    """Logs what each thread of this process is at."""
-    _log.warning("tf2dist: the job makes no step; the stacks of this task:\n%s", stacks())
+    """Logs what each thread of this process is at, and goes on without if that takes long."""
+
+    def log() -> None:
+        _log.warning("tf2dist: the job makes no step; the stacks of this task:\n%s", stacks())
+
+    call_for(_LOG_SECONDS, log)
 
 
 def waits_for(states: Mapping[str, State | None], busy_workers: Iterable[str] = ()) -> str:

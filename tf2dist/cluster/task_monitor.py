@@ -85,6 +85,7 @@ class LeaderMonitor:
     Attributes:
       connections: the open connections, those to replacements in their places.
       calls: of peers.
+      waits_for_workers: whether none is left, and the job waits for them to come back.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class LeaderMonitor:
         self._find_replacement = find_replacement
         self._on_preempted = on_preempted
         self._over = threading.Event()
+        self.waits_for_workers = False  # since none is left
         self._done = "done"
         self._again = False  # has a peer said so?
         self._fatal_loss = threading.Event()
@@ -299,9 +301,13 @@ class LeaderMonitor:
         """Ends the job unless the workers come back in time. None is left, and the last was lost as `why` says."""
         grace = self._policy.workers_grace
         _log.warning("tf2dist: %s; no worker is left, the job waits %g s for them to come back", why, grace)
-        with self._changed:
-            if self._changed.wait_for(lambda: self._over.is_set() or not self._unused, grace):
-                return
+        self.waits_for_workers = True
+        try:
+            with self._changed:
+                if self._changed.wait_for(lambda: self._over.is_set() or not self._unused, grace):
+                    return
+        finally:
+            self.waits_for_workers = False
         self._on_fatal_loss(f"{why}; the workers did not come back within {grace:g} s")
 
 

@@ -16,7 +16,7 @@ import os
 from typing import TYPE_CHECKING
 
 from tf2dist.data import tfds_directory
-from tf2dist.data.errors import DataError
+from tf2dist.data.errors import DataError, StoreDataError
 from tf2dist.system import files, optional_packages
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def find(name: str, data_dir: str | None = None) -> Source:
     try:
         return _find(name, data_dir)
     except files.StoreError as error:
-        raise DataError(str(error)) from None
+        raise StoreDataError(str(error)) from None
 
 
 def _find(name: str, data_dir: str | None) -> Source:
@@ -90,6 +90,8 @@ def _find(name: str, data_dir: str | None) -> Source:
     if name == "auto":
         try:
             return Source("mnist", _find_tfds("mnist", data_dir))
+        except StoreDataError:  # it may well be there
+            raise
         except DataError as error:
             note = f"Using scikit-learn's handwritten digits, because {error}"
         _check_digits_installed()

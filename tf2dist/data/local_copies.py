@@ -7,7 +7,7 @@ it is left however the process ends, and takes room on the disk of the directory
 import threading
 from typing import IO
 
-from tf2dist.data.errors import DataError
+from tf2dist.data.errors import StoreDataError
 from tf2dist.system import files
 
 _copies: dict[tuple[str, str], tuple[IO[bytes], str]] = {}  # by URL and version
@@ -20,7 +20,7 @@ def local_path(path: str) -> str:
     A path of a local file system is its own.
 
     Raises:
-        DataError: it cannot be fetched, with the cause.
+        StoreDataError: it cannot be fetched, with the cause.
     """
     if not files.is_url(path):
         return files.absolute(path)
@@ -37,4 +37,4 @@ def local_path(path: str) -> str:
                 _copies[key] = file, name
             return _copies[key][1]
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
+        raise StoreDataError(f"{path} cannot be read: {error.strerror or error}") from None

@@ -13,7 +13,7 @@ import os
 import re
 from typing import Any
 
-from tf2dist.data.errors import DataError
+from tf2dist.data.errors import DataError, StoreDataError
 from tf2dist.data.tfrecord_arrays import read_arrays
 from tf2dist.data.tfrecord_framing import count_records
 from tf2dist.system import files
@@ -31,10 +31,10 @@ def find(name: str, root: str) -> str | None:
     try:
         # Only finished versions have such a name: one still being made is called `incomplete...`.
         versions = [entry for entry in files.list_names(home) if re.fullmatch(r"\d+\.\d+\.\d+", entry)]
+    except files.NoObjectError:
+        return None
     except files.StoreError as error:
-        if isinstance(error, files.NoObjectError):
-            return None
-        raise DataError(str(error)) from None
+        raise StoreDataError(str(error)) from None
     except OSError:
         return None
     if not versions:
@@ -58,7 +58,7 @@ def shard_files(directory: str) -> dict[str, list[str]]:
     try:
         expected = _expected_shards(info)
     except files.StoreError as error:
-        raise DataError(str(error)) from None
+        raise StoreDataError(str(error)) from None
     except (AttributeError, LookupError, OSError, OverflowError, RecursionError, TypeError, ValueError) as error:
         raise DataError(f"{info} is not what tensorflow-datasets writes for MNIST ({error!r}); {again}") from None
     for lengths in expected.values():

@@ -67,6 +67,7 @@ class BatchReader:
 
     def has_skipped(self) -> None:
         """Says, in the thread that reads, that it passed over a batch; the time for the next one begins."""
+        session.current().progress.moves()
         with self._changed:
             self._skipped += 1
             if self._skipped == 1:

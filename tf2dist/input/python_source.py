@@ -20,6 +20,7 @@ from tf2dist.input import py_dataset_workers
 from tf2dist.input.array_adapter import array_spec, as_x_y_weight
 from tf2dist.input.batch_reader import BatchReader
 from tf2dist.input.tensor_rows import as_composite, is_composite
+from tf2dist.runtime import session
 
 _PEEKED = 2  # batches from which shapes are taken, as in Keras: a size that differs between them varies
 _KEPT_BYTES = 1 << 30  # of an iterator whose length nobody says
@@ -105,6 +106,7 @@ class PythonSource:
                 taken = reader.take()
                 if not taken:
                     return
+                session.current().progress.moves()
                 yield taken[0]
         finally:
             reader.close()

@@ -132,6 +132,8 @@ class TaskScheduler:
         ]
         for thread in threads:
             thread.start()
+        progress = session.current().progress
+        progress.busy_workers = self._busy_workers if self._remote else list
         try:
             while True:
                 self._drop_lost_workers()
@@ -146,10 +148,16 @@ class TaskScheduler:
                 except queue.Empty:
                     continue
                 if self._is_first_result(attempt):
-                    session.current().progress.made()
+                    progress.made()
                     yield attempt.pending.task.number, attempt.result
         finally:
+            progress.busy_workers = list
             self._stop(threads)
+
+    def _busy_workers(self) -> list[str]:
+        """The names of the workers that have not returned a task's result; for another thread."""
+        devices = {device for pending in list(self._pending.values()) for device in list(pending.devices)}
+        return [f"worker {index}" for index in sorted(int(device.rpartition(":")[2]) for device in devices)]
 
     def _assign(self, new_tasks: Iterator[Task]) -> None:
         """Gives tasks to idle devices."""

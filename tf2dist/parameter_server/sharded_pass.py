@@ -22,6 +22,7 @@ from tf2dist.input.data_adapter import FiniteDataAdapter
 from tf2dist.parameter_server import wide_sums
 from tf2dist.parameter_server.execution_timeout import ExecutionTimeout
 from tf2dist.parameter_server.worker_pool import WorkerPool, repeat_element
+from tf2dist.runtime import session
 
 _SHARDS_PER_WORKER = 4  # small enough that a slow worker does not hold up the others
 _UNDER_WAY_PER_WORKER = 4
@@ -91,20 +92,19 @@ class ShardedPass:
         """Yields how many batches were evaluated, and their metric sums; `one_by_one`: of each batch, in order."""
         if one_by_one:
             function = self._function("evaluate each", _each_sums(step), data)
-            shards = data.steps or 0 if data.begins_anywhere else self._few
+            shards = data.steps or 0 if data.begins_anywhere else self._enough(data)
             for shard, sums in _in_order(self._results(function, self._shards(data, shards))):
                 yield from ((1, [each[number] for each in sums]) for number in range(shard.batches))
         else:
             function = self._function("evaluate", _shard_sums(step), data)
-            for shard, sums in self._results(function, self._shards(data, self._few)):
+            for shard, sums in self._results(function, self._shards(data, self._enough(data))):
                 yield shard.batches, sums
 
     def predict(self, step: PredictStep, data: FiniteDataAdapter) -> Iterator[Any]:
         """Yields the outputs for each batch, in order: nested arrays f[b, ...]."""
         function = self._function("predict", _shard_outputs(step), data)
-        shards = max(self._few, -(-(data.steps or 0) // EVALUATION_BATCHES))
         found: dict[int, list] = {}
-        for shard, (rows, *leaves) in _in_order(self._results(function, self._shards(data, shards))):
+        for shard, (rows, *leaves) in _in_order(self._results(function, self._shards(data, self._enough(data)))):
             columns = [np.split(leaf, np.cumsum(n)[:-1]) for leaf, n in zip(leaves, rows.T, strict=True)]
             batches = [tf.nest.pack_sequence_as(function.found[0], batch) for batch in zip(*columns, strict=True)]
             if data.begins_anywhere:  # then shard 0 has the batches 0, n, 2 n, ...
@@ -114,10 +114,9 @@ class ShardedPass:
         for number in range(data.steps or 0 if found else 0):
             yield found[number % len(found)][number // len(found)]
 
-    @property
-    def _few(self) -> int:
-        """The number of shards for data with enough batches."""
-        return self._pool.count * _SHARDS_PER_WORKER
+    def _enough(self, data: FiniteDataAdapter) -> int:
+        """The number of shards: several for each worker, and none of many batches."""
+        return max(self._pool.count * _SHARDS_PER_WORKER, -(-(data.steps or 0) // EVALUATION_BATCHES))
 
     def _shards(self, data: FiniteDataAdapter, count: int) -> Iterator[_Shard]:
         """The data in about `count` shards, or in more of a dataset with more than a worker takes at once."""
@@ -169,6 +168,7 @@ class ShardedPass:
                 twice = [s for s in under_way if s.shard is ended.shard]
                 self._pool.abandon([s.remote for s in twice])
                 under_way = [s for s in under_way if s not in twice]
+                session.current().progress.made()  # also where it waits for others, to be in order
                 yield ended.shard, fetched
         except BaseException:  # the caller has enough, say; what is under way is no part of what comes next
             self._drain([s.remote for s in under_way], function.timeout.next(1))

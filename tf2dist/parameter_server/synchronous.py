@@ -156,6 +156,7 @@ class SynchronousDispatcher:
             for _ in range(self._pool.count):
                 last = tf.constant(STOP + self._round, tf.int64)
                 self._pool.schedule(update.work, (None if sent else stream.batches, stream.worker_numbers, last))
+            session.current().progress.busy_workers = list  # all of them are, until they are told to stop
             self._running = update
         self._first = update.number if self._first is None else self._first
         try:

@@ -17,7 +17,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from tf2dist.runtime.process_exit import call_for, exit_now
+from tf2dist.runtime.process_exit import exit_now
+from tf2dist.system.limited_call import call_for
 
 REPORT_GRACE = 1.0  # seconds that the main thread gets to report a loss that ends the job
 EXIT_GRACE = 30.0  # seconds that the main thread gets to exit once it has reported

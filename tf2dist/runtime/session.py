@@ -23,10 +23,11 @@ from tf2dist.runtime import error_explanation, tensorflow_import
 from tf2dist.runtime.failure_reporter import FailureReporter
 from tf2dist.runtime.logging_setup import log_to_stderr_by_default, quiet_tensorflow
 from tf2dist.runtime.preemption import Preemption
-from tf2dist.runtime.process_exit import call_for, exit_now
+from tf2dist.runtime.process_exit import exit_now
 from tf2dist.runtime.server import fork_worker_0_server, serve_and_exit
 from tf2dist.runtime.stall_watch import StallWatch
 from tf2dist.system import environment_variables
+from tf2dist.system.limited_call import call_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

@@ -11,16 +11,13 @@ from collections.abc import Callable
 from tf2dist.cluster import stalls
 from tf2dist.cluster.stalls import Progress, State
 from tf2dist.cluster.task_monitor import FollowerMonitor, LeaderMonitor
-from tf2dist.runtime.process_exit import call_for
+from tf2dist.compat.tracing_code import traces
 from tf2dist.system import environment_variables
 from tf2dist.system.stacks import places_within
 
-_FIRST_STEP_FACTOR = 3.0  # times as long may the first step of a call take: it is compiled
-_TRACES = "func_graph_from_py_func"  # the function of TensorFlow that has Python traced, in threads of replicas too
 _LOOKS = 20  # in the time after which a job stalls
 _ANSWER_SECONDS = 5.0  # for a task to say what it is at, or to log its stacks
 _LEADER_SECONDS = 15.0  # for the leader to ask, after a peer has told it
-_LOG_SECONDS = 5.0  # for a log that may hang
 
 
 class StallWatch:
@@ -60,13 +57,14 @@ class StallWatch:
             told = self._told.wait(look)
             self._told.clear()
             waited += look
-            places.append(places_within(_TRACES))
+            places.append(places_within(traces))
             if None not in places and len({*places}) == places.maxlen:
+                self._progress.moves()
+            if isinstance(self._monitor, LeaderMonitor) and self._monitor.waits_for_workers:  # which has a limit
                 self._progress.moves()
             if self._progress.count != count or not self._progress.in_call:
                 waited, count = 0.0, self._progress.count
-            factor = 1.0 if self._progress.has_made_step else _FIRST_STEP_FACTOR
-            if told or waited >= self._limit * factor:
+            if told or waited >= self._limit * self._progress.patience:
                 self._on_stall()
                 waited = 0.0
 
@@ -85,7 +83,7 @@ class StallWatch:
         why = stalls.waits_for(states, self._progress.busy_workers())
         if isinstance(self._monitor, LeaderMonitor):
             self._monitor.have_stacks_logged(_ANSWER_SECONDS)
-        call_for(_LOG_SECONDS, stalls.log_stacks)
+        stalls.log_stacks()
         since = f"{max([*ages, int(self._limit)])} s"
         self._end(
             f"the job has made no step for {since}, and waits for {why}; {environment_variables.STALL_TIMEOUT} is "

@@ -19,13 +19,13 @@ a store or its library says is raised as a `StoreError`, an OSError of one line.
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib.util
 import io
 import os
 import queue
 import re
 import secrets
-import shutil
 import tempfile
 import threading
 from collections.abc import Callable
@@ -52,19 +52,26 @@ class _Store:
       module: what must be installed for it, beside fsspec; by the same name on PyPI.
       put_is_atomic: whether a file that is being written cannot be seen; else it is written beside and renamed.
       options: for the library's file system.
-      put_options: for its `put_file`.
+      get_options, put_options: for its `get_file` and `put_file`.
       has_network: whether it is reached over a network.
     """
 
     module: str
     put_is_atomic: bool = True
     options: dict[str, Any] = field(default_factory=dict)
+    get_options: dict[str, Any] = field(default_factory=dict)
     put_options: dict[str, Any] = field(default_factory=dict)
     has_network: bool = True
 
 
-# s3fs tries again by itself; botocore's attempts would multiply with these.
-_S3 = _Store("s3fs", options={"config_kwargs": {"retries": {"max_attempts": 1}}}, put_options={"chunksize": _PART})
+# s3fs tries again by itself; botocore's attempts would multiply with these. It asks for ten parts of a large object at
+# once, holds them in memory, says nothing before all are there, and does not see that the object is another one now.
+_S3 = _Store(
+    "s3fs",
+    options={"config_kwargs": {"retries": {"max_attempts": 1}}},
+    get_options={"max_concurrency": 1},
+    put_options={"max_concurrency": 1, "chunksize": _PART},
+)
 _GCS = _Store("gcsfs", put_options={"chunksize": _PART})
 _AZURE = _Store("adlfs")
 _STORES = {
@@ -114,7 +121,8 @@ def needs_network(path: Path) -> bool:
 def absolute(path: Path) -> str:
     """Returns a local path as an absolute one, also of `file:///x`; a URL as it is."""
     if url := split_url(path):
-        return f"/{url[1]}" if url[0] == "file" else f"{url[0]}://{url[1]}"
+        has_host = not re.match("hdfs:///", os.fspath(path), re.IGNORECASE)  # else it is the configured one
+        return f"/{url[1]}" if url[0] == "file" else f"{url[0]}://{'' if has_host else '/'}{url[1]}"
     return os.path.abspath(path)
 
 
@@ -238,20 +246,13 @@ def make_directories(path: Path) -> None:
         _ask(absolute(path), "made", lambda system, place: system.makedirs(place, exist_ok=True))
 
 
-def remove_tree(path: Path) -> None:
-    """Removes a directory with all that is in it, or one file; no error if there is none. Raises OSError.
-
-    A store removes object after object: whoever reads meanwhile sees some of them.
-    """
-    place = absolute(path)
-    if is_url(path):
-        with contextlib.suppress(NoObjectError):
-            _ask(place, "removed", lambda system, place: system.rm(place, recursive=True))
-    elif os.path.isdir(place) and not os.path.islink(place):
-        shutil.rmtree(place)
-    else:
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(place)
+def remove(path: Path) -> None:
+    """Removes a file or an object; no error if there is none. Raises OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        if is_url(path):
+            _ask(absolute(path), "removed", lambda system, place: system.rm_file(place))
+        else:
+            os.remove(absolute(path))
 
 
 def open_binary(path: Path) -> IO[bytes]:
@@ -283,8 +284,15 @@ def fetch(url: str, path: str) -> None:
     """Copies an object into the local file `path`, in full. Raises StoreError, and OSError if the disk is full."""
     wanted = int(_info(url)["size"])
 
+    store = _store(url)
+    # The thread's own: one that is given up may come to open the file when its number is that of another one.
+    own = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
+
     def copy(system: Any, place: str, progress: Any) -> None:
-        system.get_file(place, path, callback=progress)
+        try:
+            system.get_file(place, f"/proc/{os.getpid()}/fd/{own}", callback=progress, **store.get_options)
+        finally:
+            os.close(own)
 
     _transfer(url, "read", copy)
     if (found := os.path.getsize(path)) != wanted:
@@ -298,6 +306,7 @@ def put(path: str, url: str) -> None:
       StoreError: the store does not take it.
     """
     store = _store(url)
+    import fsspec
 
     def send(system: Any, place: str, progress: Any) -> None:
         if store.put_is_atomic:
@@ -309,7 +318,11 @@ def put(path: str, url: str) -> None:
             system.put_file(path, part, callback=progress, **store.put_options)
             with contextlib.suppress(FileNotFoundError):  # these do not rename to a name that is taken
                 system.rm_file(place)
-            system.mv(part, place)
+            if type(system).mv is not fsspec.AbstractFileSystem.mv:
+                system.mv(part, place)
+            else:  # which takes the name for a pattern
+                system.cp_file(part, place)
+                system.rm_file(part)
         except BaseException:
             with contextlib.suppress(Exception):
                 system.rm_file(part)
@@ -394,9 +407,24 @@ def _system(store: _Store, url: str) -> tuple[Any, str]:
     # process has written since is seen.
     key = os.getpid(), url.partition("://")[0], url.partition("://")[2].partition("/")[0]
     if key not in _systems:
-        options = {"skip_instance_cache": True, "use_listings_cache": False} | store.options
+        options = {"skip_instance_cache": True, "use_listings_cache": False} | _with_configured(store.options, key[1])
         _systems[key] = fsspec.url_to_fs(url, **options)[0]
     return _systems[key], cast(str, fsspec.core.strip_protocol(url))
+
+
+def _with_configured(options: dict[str, Any], scheme: str) -> dict[str, Any]:
+    """Returns the options with what the user's configuration of fsspec says inside of them, which fsspec would drop.
+
+    They are a copy: botocore changes what it is given.
+    """
+    import fsspec
+
+    options = copy.deepcopy(options)
+    protocols = fsspec.get_filesystem_class(scheme).protocol
+    for protocol in (protocols,) if isinstance(protocols, str) else protocols:
+        configured = fsspec.config.conf.get(protocol, {})
+        options = {name: {**configured.get(name, {}), **value} for name, value in options.items()}
+    return options
 
 
 def _info(url: str) -> dict[str, Any]:
@@ -427,17 +455,24 @@ def _has(system: Any, bucket: str) -> bool:
 def _within_limit(url: str, action: str, work: Callable[[Callable[[], None]], _Result]) -> _Result:
     """Returns what `work` does in a thread; it calls its argument whenever it has come on.
 
-    A library may wait for ever, whatever it was told. A thread that does is left behind, and ends with the process.
+    A library may wait for ever, whatever it was told. A thread that does is left behind, and ends with the process; one
+    that comes on all the same ends then.
     """
     try:
         limit = environment_variables.seconds(environment_variables.FILES_TIMEOUT, os.environ, TIMEOUT)
     except ValueError as error:
         raise UsageError(str(error)) from None
     events: queue.Queue[tuple[str, Any]] = queue.Queue()
+    given_up = threading.Event()
+
+    def beat() -> None:
+        if given_up.is_set():
+            raise TimeoutError
+        events.put(("on", None))
 
     def run() -> None:
         try:
-            events.put(("done", work(lambda: events.put(("on", None)))))
+            events.put(("done", work(beat)))
         except BaseException as error:
             events.put(("failed", error))
 
@@ -448,6 +483,7 @@ def _within_limit(url: str, action: str, work: Callable[[Callable[[], None]], _R
         try:
             what, found = events.get(timeout=limit)
         except queue.Empty:
+            given_up.set()
             raise StoreError(
                 url, action, f"the store has not answered within {limit:g} s ({environment_variables.FILES_TIMEOUT})"
             ) from None

@@ -3,6 +3,8 @@
 import sys
 import threading
 import traceback
+from collections.abc import Callable
+from types import CodeType
 
 
 def stacks() -> str:
@@ -17,18 +19,15 @@ def stacks() -> str:
     )
 
 
-def places_within(function: str) -> int | None:
-    """Returns a number that is the same as long as no thread but this one moves.
+def places_within(is_within: Callable[[CodeType], bool]) -> int | None:
+    """Returns a number that is the same as long as none of the threads that are inside of some code moves.
 
     Args:
-      function: the name of one that the main thread is to be inside of; else None is returned.
+      is_within: whether a thread with this code on its stack is one of them. None is returned where there is none.
     """
-    frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
-    frames.pop(threading.get_ident(), None)
-    places = {
-        ident: [(place.f_code.co_name, id(place.f_code), place.f_lasti) for place, _ in traceback.walk_stack(frame)]
-        for ident, frame in frames.items()
-    }
-    if all(name != function for name, *_ in places.get(threading.main_thread().ident or 0, ())):
-        return None
-    return hash(tuple((ident, tuple(found)) for ident, found in sorted(places.items())))
+    places: list[tuple[int, tuple[tuple[CodeType, int], ...]]] = []
+    for ident, frame in sorted(sys._current_frames().items()):  # pyright: ignore[reportPrivateUsage]
+        stack = tuple((place.f_code, place.f_lasti) for place, _ in traceback.walk_stack(frame))
+        if ident != threading.get_ident() and any(is_within(code) for code, _ in stack):
+            places.append((ident, stack))
+    return hash(tuple(places)) if places else None

@@ -115,6 +115,7 @@ class TrainingLoop:
         start = self._begin(first_epoch, epochs)
         self._state.set_start(start.step)
         self._data.end_epoch()
+        session.current().progress.compiles(reads_again=start.step > 0)
         stream = self._dispatcher.open_stream(self._data, start.step)
         try:
             logs = {} if start.is_over else self._run_epochs(stream, start, epochs, validate, validation_freq)

@@ -167,6 +167,7 @@ class PreparedModel:
         sums, wanted = MetricSums(step), needs_batch_logs(self.strategy, callbacks, "evaluation")
         batches = 0
         data.end_epoch()  # as Keras does before training and evaluation, and not before prediction
+        session.current().progress.compiles()
         with self._one_pass(data):
             results = self.dispatcher.evaluate(step, data, one_by_one=one_by_one)
             for more, their_sums in session.current().progress.steps_of(results):

@@ -14,7 +14,7 @@ from tf2dist.system.atomic_files import replacing
 from tf2dist.system.commands import Parser
 
 DESCRIPTION = """Writes a data set of 28x28 images as TFRecord files, with the features image_raw (bytes), pixels and
-label (int64). Both files are written, or neither."""
+label (int64). Both files are written, or neither; at a URL, where the second one fails, there is no data set."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -68,6 +68,8 @@ def _write(source: image_sources.Source, out: str, paths: list[str]) -> dict[str
     with replacing(*paths) as temporary:
         for path, (pictures, labels) in zip(temporary, parts.values(), strict=True):
             tfrecord.write_in_place(path, pictures, labels)
+        if files.is_url(out):  # where two objects are not replaced together: no new part beside an old one
+            files.remove(paths[-1])
     return {path: len(labels) for path, (_, labels) in parts.items()}
 
 
