@@ -152,7 +152,7 @@ def test_a_server_applies_and_counts_an_update_in_one_call(tf, strategy):
     counter = UpdateCounter(strategy)
     update = WorkerStep(CompiledStep(model), counter).update
     valid = tf.Variable(True)
-    step = tf.function(lambda x, y: update((x, y), AlwaysHeld(valid.read_value)))
+    step = tf.function(lambda x, y: update((x, y), AlwaysHeld(valid.read_value)), autograph=False)
     operations = step.get_concrete_function(*map(tf.constant, sentences())).graph.get_operations()
     assert [op for op in operations if "Assign" in op.type or "Scatter" in op.type] == []
     assert [op.type for op in operations].count("RemoteCall") == 1

@@ -77,11 +77,9 @@ REFUSED = {
 
 @pytest.mark.parametrize(
     "arguments",
-    [
-        pytest.param(r, marks=() if number == 0 else pytest.mark.slow, id=" ".join(r))
-        for number, r in enumerate(REFUSED)
-    ],
+    [pytest.param(r, id=" ".join(r)) for r in REFUSED],
 )
+@pytest.mark.slow
 def test_refused_before_tensorflow_is_imported(run, object_store, no_tensorflow, arguments, tmp_path):
     for part in ("train", "test"):
         object_store.put(f"damaged/{part}.tfrecords", b"\0")

@@ -146,7 +146,7 @@ def test_hooks_come_in_keras_order(strategy):
     assert ours == with_numbers()
 
 
-@pytest.mark.parametrize("hook", ["on_train_begin", "on_epoch_begin"])
+@pytest.mark.parametrize("hook", ["on_train_begin", pytest.param("on_epoch_begin", marks=pytest.mark.slow)])
 def test_training_that_is_stopped_before_a_batch_makes_that_batch(tf, hook):
     """As Keras, which looks after a batch."""
     found = []

@@ -207,6 +207,7 @@ def test_none_is_written_while_batches_before_its_step_are_missing(tf, tmp_path,
     assert [int(path.rpartition("-")[2]) for path in list_checkpoints(str(tmp_path))] == [5]
 
 
+@pytest.mark.slow
 def test_every_so_many_seconds(tf, tmp_path):
     fit(tf2dist.make_strategy("one"), tf2dist.Checkpoint(tmp_path, every_seconds=1e-9, keep=100), epochs=1)
     assert len(list_checkpoints(tmp_path)) == STEPS
@@ -474,6 +475,7 @@ def test_an_evaluator_waits_as_long_as_the_others_do(tmp_path, monkeypatch):
         next(evaluator._new_checkpoints(str(tmp_path)))
 
 
+@pytest.mark.slow
 def test_an_evaluator_follows(tf, tmp_path, monkeypatch, caplog):
     """Every checkpoint once, in order, with the numbers that training had; then it ends."""
     from tf2dist.runtime import session

@@ -86,6 +86,7 @@ def test_upstream_mirrored_does_not_train_many_steps_a_call(tf):
     assert done.returncode != 0
 
 
+@pytest.mark.slow
 def test_upstream_optimizer_built_while_tracing_is_another(tf):
     """Fails when Keras's ScheduleFreeAdamW gives the same numbers whoever builds it; then the zoo need not build it."""
     case = zoo.CASES["schedule_free"]

@@ -275,6 +275,7 @@ def test_fit_goes_on_where_it_was_told_to(strategy):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_fit_goes_on_in_the_data_too(tf):
     """Where an epoch is shorter than a pass, Keras would begin with the data anew; here two calls equal one."""
     strategy = tf2dist.make_strategy("one")

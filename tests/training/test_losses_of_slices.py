@@ -105,6 +105,7 @@ class _MeasuresItself(keras.layers.Layer):
         return x
 
 
+@pytest.mark.slow
 def test_a_mean_of_scalars_counts_batches_and_not_slices(tf):
     """Batches of 5 rows, and one of 1, on two replicas: each batch counts once, as on one device."""
     x = np.random.default_rng(0).normal(size=(11, 4)).astype(np.float32) ** 2

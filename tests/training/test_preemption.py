@@ -206,6 +206,7 @@ def test_who_was_asked_before_the_call_makes_no_step(tf, tmp_path, process):
     assert checkpoint_files.list_checkpoints(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_cannot_be_written_is_an_error(tf, tmp_path, process, monkeypatch):
     """Nothing says that the job may be started again to go on."""
 
@@ -271,6 +272,7 @@ def test_data_that_end_since_the_job_was_asked_to_stop(tf, tmp_path, process, ca
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.slow
 def test_a_task_that_is_lost_before_all_is_saved_is_no_failure(tf, tmp_path, process, monkeypatch):
     """Its platform may have given it less time."""
 
