@@ -1,6 +1,6 @@
 """Run in every process of a cluster: trains, evaluates and predicts, and says which functions AutoGraph has converted.
 
-python -m launch local --ps=1 --workers=1 -- tests.programs.autograph ps '{"update": "sync"}'
+python -m launch local --ps=1 --workers=1 -- tests.programs.autograph ps '[{"update": "sync"}]'
 """
 
 import json
@@ -49,5 +49,6 @@ def converted_by(strategy, **options):
 
 
 if __name__ == "__main__":
-    options = {"parameter_server": tf2dist.ParameterServer(**json.loads(sys.argv[2]))} if sys.argv[2:] else {}
-    print("converted", *converted_by(strategy, **options))
+    for options in json.loads(sys.argv[2]) if sys.argv[2:] else [{}]:
+        given = {"parameter_server": tf2dist.ParameterServer(**options)} if options else {}
+        print("converted", *converted_by(strategy, **given))

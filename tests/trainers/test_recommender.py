@@ -39,7 +39,7 @@ def test_comes_close_to_the_noise(run, tmp_path, strategy):
     assert {table.shards for table in tables} == {2 if strategy == "ps" else 1}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_same_seed_trains_the_same(run, tmp_path):
     few = (*SMALL[:-1], "--steps=30")
     first, again, other = (trained(run, tmp_path, *few, f"--seed={seed}")[0] for seed in (1, 1, 2))

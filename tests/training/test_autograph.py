@@ -18,10 +18,10 @@ def test_in_one_process(strategy):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{"update": "async"}, {"update": "sync"}, {"local_steps": 2}], ids=str)
-def test_with_servers(options):
-    output = run_program(["--ps=1", "--workers=1"], "autograph", "ps", json.dumps(options))
-    assert "converted " + " ".join(THEIRS) in output
+def test_with_servers():
+    ways = [{"update": "async"}, {"update": "sync"}, {"local_steps": 2}]
+    output = run_program(["--ps=1", "--workers=1"], "autograph", "ps", json.dumps(ways))
+    assert output.count("converted " + " ".join(THEIRS)) == len(ways)
 
 
 @pytest.mark.slow

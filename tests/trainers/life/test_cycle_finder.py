@@ -57,7 +57,10 @@ MEMORIES = [{}, {"hashes": 30, "states": 4}, {"hashes": 7, "states": 2}, {"hashe
 
 @pytest.mark.parametrize("memory", MEMORIES, ids=str)
 @pytest.mark.parametrize("hashed", [good, bad])
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3))])
+@pytest.mark.parametrize(
+    "seed",
+    [0, *(pytest.param(seed, marks=pytest.mark.slow if seed == 1 else pytest.mark.exhaustive) for seed in (1, 2, 3))],
+)
 def test_what_remembering_every_board_finds(seed, hashed, memory):
     cells = np.random.default_rng(seed).integers(0, 2, [9, 8 + seed], np.uint8)
     engine = Slow(LIFE, "torus", hashed)
