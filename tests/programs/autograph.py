@@ -27,6 +27,15 @@ def _upside_down(x, y):
     return x, y
 
 
+def _by_number(context):
+    """A dataset of a worker's own, whose number is a tensor."""
+    x, y = data()
+    scale = 1.0
+    if context.input_pipeline_id == 0:
+        scale = -1.0
+    return tf.data.Dataset.from_tensor_slices((x * scale, y)).batch(16).map(_upside_down).repeat()
+
+
 def converted_by(strategy, **options):
     """The names of the functions that AutoGraph converts while models are trained, evaluated and asked."""
     names = set()
@@ -52,3 +61,8 @@ if __name__ == "__main__":
     for options in json.loads(sys.argv[2]) if sys.argv[2:] else [{}]:
         given = {"parameter_server": tf2dist.ParameterServer(**options)} if options else {}
         print("converted", *converted_by(strategy, **given))
+    if sys.argv[1] == "ps":
+        with strategy.scope():
+            model = classifier(OPTIMIZERS["sgd"]())
+        tf2dist.fit(model, _by_number, steps_per_epoch=10, verbose=0)
+        print("trained", tf2dist.updates(model), "steps on data by number")

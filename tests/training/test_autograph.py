@@ -22,6 +22,7 @@ def test_with_servers():
     ways = [{"update": "async"}, {"update": "sync"}, {"local_steps": 2}]
     output = run_program(["--ps=1", "--workers=1"], "autograph", "ps", json.dumps(ways))
     assert output.count("converted " + " ".join(THEIRS)) == len(ways)
+    assert "trained 10 steps on data by number" in output
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from tf2dist.compat.autograph import converted
 from tf2dist.errors import UsageError
 from tf2dist.input.batch_slicing import ReplicaSlices
 from tf2dist.input.data_adapter import ReadByTensorFlow
@@ -32,6 +33,7 @@ class InputFunctionAdapter(ReadByTensorFlow):
 
     def __init__(self, function: Callable, maps: tuple[Callable, ...] = ()):
         self._function = function
+        self._in_graph = converted(function)  # of a worker, where the number of the pipeline is a tensor
         self._maps = maps
 
     def map(self, function: Callable) -> InputFunctionAdapter:
@@ -58,7 +60,7 @@ class InputFunctionAdapter(ReadByTensorFlow):
 
     def _call(self, pipeline, pipelines: int, replicas: int) -> tf.data.Dataset:
         context = tf.distribute.InputContext(pipelines, pipeline, replicas)
-        dataset = self._function(context)
+        dataset = (self._function if tf.executing_eagerly() else self._in_graph)(context)
         if not isinstance(dataset, tf.data.Dataset):
             raise UsageError(f"the data function must return a tf.data.Dataset, found {type(dataset).__name__}")
         for function in self._maps:
