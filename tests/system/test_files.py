@@ -279,7 +279,7 @@ def test_what_fsspec_is_configured_with_stays(monkeypatch):
 
 
 @pytest.mark.slow
-def test_large_objects_come_and_go_in_one_stream(object_store, tmp_path):
+def test_large_objects_come_and_go_in_one_stream(object_store, monkeypatch, tmp_path):
     """More than the 50 MiB from which on s3fs would ask for all parts at once, and say nothing until they are there."""
     data, path = os.urandom(1 << 20) * 60, tmp_path / "x"
     write(f"{object_store.bucket}/x", data)
@@ -293,11 +293,8 @@ def test_large_objects_come_and_go_in_one_stream(object_store, tmp_path):
 
         monitored(url, action, counting)
 
-    files._transfer = transfer
-    try:
-        files.fetch(f"{object_store.bucket}/x", str(path))
-    finally:
-        files._transfer = monitored
+    monkeypatch.setattr(files, "_transfer", transfer)
+    files.fetch(f"{object_store.bucket}/x", str(path))
     assert path.read_bytes() == data
     assert len({*beats}) > 60
 

@@ -75,11 +75,8 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [pytest.param(r, id=" ".join(r)) for r in REFUSED],
-)
 @pytest.mark.slow
+@pytest.mark.parametrize("arguments", [pytest.param(r, id=" ".join(r)) for r in REFUSED])
 def test_refused_before_tensorflow_is_imported(run, object_store, no_tensorflow, arguments, tmp_path):
     for part in ("train", "test"):
         object_store.put(f"damaged/{part}.tfrecords", b"\0")

@@ -95,6 +95,7 @@ def single_batches(together: list[tf.Tensor], ends: tf.Tensor, element_spec: Any
     """Splits a group into its batches again."""
     specs = tf.nest.flatten(element_spec, expand_composites=True)
 
+    @tf.autograph.experimental.do_not_convert
     def cut(number: tf.Tensor) -> Any:
         tensors = []
         for place, (tensor, spec) in enumerate(zip(together, specs, strict=True)):
@@ -102,4 +103,4 @@ def single_batches(together: list[tf.Tensor], ends: tf.Tensor, element_spec: Any
             tensors.append(tf.ensure_shape(rows if spec.shape.rank != 0 else rows[0], spec.shape))
         return tf.nest.pack_sequence_as(element_spec, tensors, expand_composites=True)
 
-    return tf.data.Dataset.range(tf.shape(ends, tf.int64)[1] - 1).map(tf.autograph.experimental.do_not_convert(cut))
+    return tf.data.Dataset.range(tf.shape(ends, tf.int64)[1] - 1).map(cut)

@@ -156,8 +156,7 @@ def slices_in_turn(batches: tf.data.Dataset, total: int) -> tf.data.Dataset:
     """Elements are the `total` slices of each batch, one after the other, each with its weight f32[]."""
 
     def cuts(batch):
-        slice_batch = tf.autograph.experimental.do_not_convert(lambda rank: slice_of(batch, rank, total))
-        return tf.data.Dataset.range(total).map(slice_batch)
+        return tf.data.Dataset.range(total).map(lambda rank: slice_of(batch, rank, total))
 
     return batches.flat_map(of_element(batches, cuts))
 

@@ -282,17 +282,14 @@ def unnamed_file() -> tuple[IO[bytes], str]:
 
 def fetch(url: str, path: str) -> None:
     """Copies an object into the local file `path`, in full. Raises StoreError, and OSError if the disk is full."""
-    wanted = int(_info(url)["size"])
-
-    store = _store(url)
-    # The thread's own: one that is given up may come to open the file when its number is that of another one.
-    own = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
+    wanted, store = int(_info(url)["size"]), _store(url)
+    # The thread's own: one that is given up may come to open the file when its number is that of another one. It is
+    # closed with the last of those who know it, for the thread may fail before it begins to copy.
+    own = open(path, "wb")  # noqa: SIM115
 
     def copy(system: Any, place: str, progress: Any) -> None:
-        try:
-            system.get_file(place, f"/proc/{os.getpid()}/fd/{own}", callback=progress, **store.get_options)
-        finally:
-            os.close(own)
+        with own:
+            system.get_file(place, f"/proc/{os.getpid()}/fd/{own.fileno()}", callback=progress, **store.get_options)
 
     _transfer(url, "read", copy)
     if (found := os.path.getsize(path)) != wanted:
