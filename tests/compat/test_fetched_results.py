@@ -49,6 +49,16 @@ def test_the_error_of_a_lost_result_is_taken_for_that_of_a_lost_worker(by_hand, 
     assert status == 0, error
 
 
+@pytest.mark.slow
+def test_a_copy_that_fails_leaves_that_of_another_worker_alone(by_hand, tmp_path):
+    """Else the coordinator waits, for both workers, until both are back."""
+    job = by_hand(f"{PROGRAMS}.lost_copies", str(tmp_path))
+    job.until("under_way")
+    job.processes["worker 1"].kill()
+    status, error = job.ends("chief 0")
+    assert status == 0, error
+
+
 def test_the_error_says_where_the_result_was(tf, monkeypatch):
     """The coordinator asks for that; TensorFlow's own may say no more than "sendmsg: Broken pipe (32)"."""
     tensor = tf.constant(1)

@@ -6,6 +6,8 @@ import tensorflow as tf
 from tensorflow.python.distribute.coordinator.values import RemoteValueImpl
 from tensorflow.python.eager import context
 
+from tf2dist.compat.own_executors import in_own_executor
+
 
 def fetch_without_functions() -> None:
     """Makes the threads of a `ClusterCoordinator`, one for each worker, copy results by `Tensor.numpy`.
@@ -23,7 +25,7 @@ def fetch_without_functions() -> None:
 
 
 def _copy_to_local(remote):
-    with tf.device(f"/job:{context.get_server_def().job_name}"):
+    with in_own_executor(), tf.device(f"/job:{context.get_server_def().job_name}"):
         return tf.nest.map_structure(_copied, remote._values)
 
 

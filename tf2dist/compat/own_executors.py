@@ -1,9 +1,10 @@
-"""An executor for each thread of a coordinator, so that none waits for a server that does not answer."""
+"""An executor for each thread of a coordinator, so that a server's silence or loss is felt by no other thread."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Iterator
 
 from tensorflow.python import pywrap_tfe
@@ -20,6 +21,24 @@ def use_own_executors() -> None:
     """
     context.context().executor = _own()
     context.executor_scope = _scope
+
+
+@contextlib.contextmanager
+def in_own_executor() -> Iterator[None]:
+    """Inside, operations of this thread do not end with an error of another thread's.
+
+    Those that are under way in one executor, as the default one of all threads, all end when one of them fails
+    (`EagerExecutor::NodeDone` in tensorflow/core/common_runtime/eager/eager_executor.cc): two copies of results, say,
+    of which one is from a worker that is killed. A `ClusterCoordinator` would take both workers for lost, and wait
+    until the lost one is back before it uses the other.
+    """
+    if not hasattr(_here, "executor"):
+        _here.executor = executor.new_executor(enable_async=False)
+    with _scope(_here.executor):
+        yield
+
+
+_here = threading.local()
 
 
 @functools.cache
