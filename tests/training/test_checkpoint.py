@@ -23,7 +23,7 @@ from tf2dist.execution.replica_dispatcher import ReplicaDispatcher
 from tf2dist.runtime import session
 from tf2dist.training import checkpoint_files
 from tf2dist.training.checkpoint_files import list_checkpoints
-from tf2dist.training.training_status import read_status
+from tf2dist.training.status_file import read_status
 
 strategy = strategies(quickly("one"))
 
@@ -599,34 +599,34 @@ def test_first_names_in_the_state_are_read(tf, tmp_path):
 
 def test_an_evaluator_evaluates_again_what_was_replaced(tmp_path, monkeypatch):
     """The last checkpoint is written again with averaged weights, under the same name."""
-    from tf2dist.training import evaluator, training_status
+    from tf2dist.training import evaluator, status_file
 
     monkeypatch.setattr(evaluator, "_POLL_SECONDS", 0.01)
     path = tmp_path / "checkpoint-3"
     path.mkdir()
-    training_status.write_status(str(tmp_path), "training")
+    status_file.write_status(str(tmp_path), "training")
     found = evaluator._new_checkpoints(str(tmp_path))
     monkeypatch.setattr(evaluator.time, "time", lambda: 0.0)
     assert next(found) == str(path)
     path.rename(tmp_path / "old")
     path.mkdir()
     assert next(found) == str(path)
-    training_status.write_status(str(tmp_path), "done")
+    status_file.write_status(str(tmp_path), "done")
     assert next(found, None) is None
 
 
 def test_two_trainings_in_one_directory_are_said(tmp_path, caplog, monkeypatch):
     """By both, once; one alone, and one after another that was killed, say nothing."""
-    from tf2dist.training import training_status
+    from tf2dist.training import status_file
 
-    monkeypatch.setattr(training_status, "STATUS_SECONDS", 0.01)
-    training_status.write_status(str(tmp_path), "training", writer="process 1 of a host that is gone")
+    monkeypatch.setattr(status_file, "STATUS_SECONDS", 0.01)
+    status_file.write_status(str(tmp_path), "training", writer="process 1 of a host that is gone")
     with caplog.at_level(logging.WARNING, "tf2dist"):
-        ours = training_status.StatusUpdates(str(tmp_path))
+        ours = status_file.StatusUpdates(str(tmp_path))
         time.sleep(0.5)
         assert not caplog.records
-        monkeypatch.setattr(training_status.socket, "gethostname", lambda: "elsewhere")
-        theirs = training_status.StatusUpdates(str(tmp_path))
+        monkeypatch.setattr(status_file.socket, "gethostname", lambda: "elsewhere")
+        theirs = status_file.StatusUpdates(str(tmp_path))
         deadline = time.monotonic() + 30
         while len(caplog.records) < 2:
             assert time.monotonic() < deadline

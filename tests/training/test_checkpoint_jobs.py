@@ -11,7 +11,7 @@ from tests.conftest import sampled
 from tests.models import OPTIMIZERS, classifier, data, weights
 from tests.programs import __name__ as PROGRAMS
 from tf2dist.training import checkpoint_files
-from tf2dist.training.training_status import read_status
+from tf2dist.training.status_file import read_status
 
 LAYOUTS = {
     "one": [],

@@ -9,7 +9,7 @@ from hypothesis import given
 
 from tests.hostile import bounded, changed, contents, examples
 from tf2dist.errors import CheckpointError
-from tf2dist.training import checkpoint_files, training_status
+from tf2dist.training import checkpoint_files, status_file
 from tf2dist.training.checkpoint_files import DamagedError
 from tf2dist.training.training_progress import SavedProgress
 
@@ -101,8 +101,8 @@ def test_status(tmp_path_factory, content):
     directory = tmp_path_factory.getbasetemp()
     (directory / "status.json").write_bytes(content)
     with bounded():
-        state, when = training_status.read_status(str(directory))
-        stopped = training_status.read_stopped_at(str(directory))
+        state, when = status_file.read_status(str(directory))
+        stopped = status_file.read_stopped_at(str(directory))
     assert isinstance(state, str)
     assert isinstance(when, int | float)
     assert stopped is None or (isinstance(stopped, int) and stopped >= 0)
@@ -115,8 +115,8 @@ _STATUS = ("[]", "7", '"x"', '{"state": 7, "time": "x"}', '{"state": "preempted"
 @pytest.mark.parametrize("content", _STATUS, ids=range(len(_STATUS)))
 def test_a_status_of_another_form(tmp_path, content):
     (tmp_path / "status.json").write_bytes(content.encode(errors="surrogateescape"))
-    assert training_status.read_status(str(tmp_path))[0] in ("", "preempted")
-    assert training_status.read_stopped_at(str(tmp_path)) is None
+    assert status_file.read_status(str(tmp_path))[0] in ("", "preempted")
+    assert status_file.read_stopped_at(str(tmp_path)) is None
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from tf2dist.errors import START_AGAIN, CheckpointError, Preempted
 from tf2dist.runtime import session
 from tf2dist.runtime.session import Session
 from tf2dist.training import checkpoint_files
-from tf2dist.training.training_status import read_status, write_status
+from tf2dist.training.status_file import read_status, write_status
 
 BATCH, STEPS, EPOCHS = 16, 7, 4  # 103 rows are 7 batches
 strategy = strategies(SINGLE_PROCESS_SLOWLY)

@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import sampled
 from tests.programs import __name__ as PROGRAMS
 from tf2dist.training import checkpoint_files
-from tf2dist.training.training_status import read_status
+from tf2dist.training.status_file import read_status
 
 EPOCHS, PER_EPOCH = 6, 40  # of the program
 STEPS = EPOCHS * PER_EPOCH

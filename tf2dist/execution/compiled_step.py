@@ -14,7 +14,7 @@ import tensorflow as tf
 from tf2dist.compat import global_batch_gradients, global_batch_loss, layer_losses, synchronized_statistics
 from tf2dist.compat import model as keras_model
 from tf2dist.compat.stateless_scope import OverlayScope, in_stateless_scope
-from tf2dist.execution.logs import as_logs
+from tf2dist.execution.flat_logs import as_logs
 from tf2dist.execution.slice_loss import Fraction, added, quotients, scaled
 from tf2dist.runtime import collectives
 

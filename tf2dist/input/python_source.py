@@ -18,7 +18,7 @@ import tensorflow as tf
 from tf2dist.errors import TrainingError, UsageError
 from tf2dist.input import py_dataset_workers
 from tf2dist.input.array_adapter import array_spec, as_x_y_weight
-from tf2dist.input.batch_reader import BatchReader
+from tf2dist.input.batch_reader_thread import BatchReader
 from tf2dist.input.tensor_rows import as_composite, is_composite
 from tf2dist.runtime import session
 

@@ -1,7 +1,7 @@
 """The files of checkpoints: written whole or not at all, listed and read.
 
 `directory/checkpoint-1200/` holds `model.weights.h5` (model and optimizer, as `keras.Model.load_weights` reads it)
-and `state.json`, with what that leaves out; `directory/status.json` is described in `training_status`. One that was
+and `state.json`, with what that leaves out; `directory/status.json` is described in `status_file`. One that was
 found to be damaged is kept as `directory/damaged-checkpoint-1200/`, where nothing reads it.
 """
 
@@ -24,8 +24,8 @@ from tf2dist.compat.model import seed_states
 from tf2dist.errors import CheckpointError
 from tf2dist.system.atomic_files import flush, flush_directory
 from tf2dist.training.checkpoint_compatibility import check_shapes, shapes_of
+from tf2dist.training.status_file import STATUS_FILE
 from tf2dist.training.training_progress import SavedProgress
-from tf2dist.training.training_status import STATUS_FILE
 
 _NAME = re.compile(r"checkpoint-(\d+)")
 _REPLACED = re.compile(r"\.(checkpoint-\d+)\.replaced")

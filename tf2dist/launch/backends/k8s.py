@@ -13,7 +13,7 @@ from tf2dist.launch import cluster_layout
 from tf2dist.launch.backend import Backend
 from tf2dist.launch.backends import yaml_writer
 from tf2dist.launch.cluster_layout import DEFAULT_PORT, Layout
-from tf2dist.launch.thread_limits import THREAD_VARIABLES
+from tf2dist.launch.threads_per_operation import THREAD_VARIABLES
 from tf2dist.system.environment_variables import PREEMPTIBLE
 
 KINDS = ("jobset", "tfjob", "job")

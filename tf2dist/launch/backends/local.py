@@ -19,7 +19,7 @@ from tf2dist.launch.gpu_sharing import GpuSharing, share_gpus
 from tf2dist.launch.process import Process
 from tf2dist.launch.settings import Settings
 from tf2dist.launch.supervisor import supervise
-from tf2dist.launch.thread_limits import thread_variables
+from tf2dist.launch.threads_per_operation import thread_variables
 from tf2dist.launch.user_program import python_arguments
 from tf2dist.system import linux
 from tf2dist.system.environment_variables import JOB_ID, LAUNCHED_AT, PREEMPTIBLE

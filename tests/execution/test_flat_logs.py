@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tf2dist.execution.logs import as_logs, flat_results
+from tf2dist.execution.flat_logs import as_logs, flat_results
 
 
 def test_dictionaries_are_flattened_in_the_order_of_names(tf):
