@@ -11,6 +11,8 @@ import os
 import numpy as np
 import pytest
 
+from tests.conftest import sampled
+
 _ASKED = os.environ.get("TF2DIST_TESTS_GPU", "cpu")
 if _ASKED not in ("cpu", "gpu"):
     raise pytest.UsageError(f"TF2DIST_TESTS_GPU is {_ASKED!r}; it is gpu or cpu")
@@ -66,7 +68,7 @@ def way_of_accelerators(monkeypatch):
     strategies._mirrored.cache_clear()
 
 
-@pytest.fixture(params=["one", "mirrored", "central"])
+@pytest.fixture(params=sampled(["one", "mirrored", "central"], slow=["one", "mirrored"]))
 def strategy(request, tf):
     """A strategy on the GPU, or on both of its parts."""
     from tf2dist import make_strategy

@@ -8,6 +8,7 @@ import json
 import pytest
 
 import tf2dist
+from tests.conftest import sampled
 from tests.gpu.conftest import ON_GPU, assert_close
 from tests.gpu_fakes import fake_nvidia_smi
 from tests.jobs import run_program
@@ -59,7 +60,8 @@ def assert_trained(found, cpu, way):
 
 # Asynchronous workers take turns that nobody foresees; one alone makes the updates of one device.
 @pytest.mark.parametrize(
-    ("way", "workers"), [("ps", 2), ("asynchronous", 1), ("local steps", 1), ("shards", 1)], ids=str
+    ("way", "workers"),
+    sampled([("ps", 2), ("asynchronous", 1), ("local steps", 1), ("shards", 1)], slow=[("ps", 2), ("shards", 1)]),
 )
 def test_gpu_workers_of_a_parameter_server(cpu, kind, one_gpu, tmp_path, way, workers):
     """Weights and tables are in the server's memory, steps on the workers' GPU, and the coordinator sees none."""
@@ -89,7 +91,7 @@ def test_several_asynchronous_workers(cpu, kind, one_gpu, tmp_path):
     assert found["history"]["loss"][1] < found["history"]["loss"][0]
 
 
-@pytest.mark.parametrize("way", ["peers", "peers with a table", "peers on parts"])
+@pytest.mark.parametrize("way", sampled(["peers", "peers with a table", "peers on parts"], slow=["peers on parts"]))
 def test_peers_that_share_a_gpu(cpu, kind, one_gpu, tmp_path, way):
     """As processes, or as parts of it in each: by TensorFlow's ring, which is said, to the weights of one device."""
     peers = run(["--workers=2"], way, tmp_path)

@@ -112,7 +112,7 @@ def nodes_of_steps(tf, strategy, make, rows):
         yield from nodes
 
 
-@pytest.mark.parametrize("name", sampled(MODELS, slow=MODELS))
+@pytest.mark.parametrize("name", sampled(MODELS, slow=["sgd", "averages", "shards, adam"]))
 def test_a_step(tf, cpu, name):
     make, rows = MODELS[name]
     nodes = list(nodes_of_steps(tf, cpu, make, rows()))
@@ -120,8 +120,9 @@ def test_a_step(tf, cpu, name):
     assert without_gpu_kernel(nodes) == []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["momentum", "averages", "table, adam", "one shard"])
+@pytest.mark.parametrize(
+    "name", sampled(["momentum", "averages", "table, adam", "one shard"], slow=["momentum", "table, adam"])
+)
 def test_a_step_of_two_replicas(tf, replicas, name):
     """With what adds up gradients, and sums of losses."""
     make, rows = MODELS[name]
@@ -170,8 +171,7 @@ def test_what_peers_predict(tf, replicas, dtype):
     assert without_gpu_kernel([node for node in nodes if node.device]) == []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("edges", ["torus", "dead"])
+@pytest.mark.parametrize("edges", sampled(["torus", "dead"], slow=["torus"]))
 def test_life_of_two_replicas(tf, replicas, edges):
     from trainers.life import packed_board
     from trainers.life.engines import make_engine

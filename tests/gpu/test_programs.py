@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import tf2dist
+from tests.conftest import sampled
 from tests.gpu.conftest import ON_GPU
 from tests.gpu.traces import hard_placement, nodes_traced
 from tests.gpu_fakes import fake_nvidia_smi
@@ -105,7 +106,7 @@ def test_pi_counts_the_same_points(tf):
     assert int(inside) == FEW_INSIDE
 
 
-@pytest.mark.parametrize("strategy", ["one", "mirrored"])
+@pytest.mark.parametrize("strategy", sampled(["one", "mirrored"], slow=["one"]))
 def test_pi_counts_on_the_cpu_of_a_host_with_a_gpu(tmp_path, strategy):
     said = run(
         "trainers.pi", f"--strategy={strategy}", f"--samples={FEW}", "--seed=7", f"--report={tmp_path / 'it.json'}"

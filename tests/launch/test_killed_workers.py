@@ -1,6 +1,6 @@
 """`python -m trainers.mnist --strategy=ps` as a user starts it, with a worker killed at a random moment.
 
-TF2DIST_KILLED_MOMENTS is the number of moments (default: 3). They are spread over the whole life of the job: the first
+TF2DIST_KILLED_MOMENTS is the number of moments (default: 2). They are spread over the whole life of the job: the first
 is within the worker's start, the others are in epochs from the first to the last one.
 """
 
@@ -17,7 +17,7 @@ import pytest
 
 from tf2dist.system import linux
 
-MOMENTS = int(os.environ.get("TF2DIST_KILLED_MOMENTS", "3"))
+MOMENTS = int(os.environ.get("TF2DIST_KILLED_MOMENTS", "2"))
 _MARK = "KILLED_WORKERS_TEST"
 EPOCHS = 60
 STEPS = 12 * EPOCHS  # 1,437 handwritten digits are 12 batches of 128, the last one smaller

@@ -166,7 +166,7 @@ def test_a_job_of_a_federation_is_known_by_its_number(tmp_path, said, end):
 CONFIG = """
 ClusterName=tf2dist
 SlurmctldHost={name}(10.77.0.1)
-AuthInfo=socket={here}/munge.socket
+AuthInfo=socket={here}/munge.socket,cred_expire=40
 SlurmUser=root
 SlurmdUser=root
 StateSaveLocation={here}/state
@@ -293,7 +293,8 @@ def test_mnist_on_two_nodes(submit, tmp_path, strategy):
 def test_a_job_that_is_asked_to_stop_is_queued_again(nodes, submit, tmp_path):
     """By SIGTERM to its tasks, as Slurm sends it when the time is nearly up; it goes on where it was.
 
-    Slurm starts it after two minutes. When `scontrol update` has it begin before, it has failed now and then at once.
+    Slurm starts it when the credentials of its first run have expired (cred_expire, two minutes where it is not set).
+    When `scontrol update` has it begin before, it has failed now and then at once.
     """
     report = tmp_path / "report.json"
     flags = ["--epochs=150", f"--report={report}", f"--logdir={tmp_path / 'log'}"]

@@ -47,13 +47,15 @@ def converted_by(strategy, **options):
     x, y = data()
     with mock.patch.object(api, "_convert_actual", noting):
         dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(16).map(_upside_down)
-        for batches in ((x, y), dataset):
+        examples = tf2dist.Examples((x, y), 16, transform=_upside_down)
+        for batches in ((x, y), dataset, examples):
             with strategy.scope():
                 model = classifier(OPTIMIZERS["sgd"]())
-            sizes = {"batch_size": 16} if batches is not dataset else {}
-            tf2dist.fit(model, batches, epochs=2, verbose=0, **sizes, **options)
+            sizes = {"batch_size": 16} if isinstance(batches, tuple) else {}
+            weights = {} if batches is dataset else {"class_weight": {0: 2.0}}
+            tf2dist.fit(model, batches, epochs=2, verbose=0, **sizes, **weights, **options)
             tf2dist.evaluate(model, batches, verbose=0, **sizes)
-            tf2dist.predict(model, x if batches is not dataset else dataset.map(lambda x, y: x), verbose=0, **sizes)
+            tf2dist.predict(model, batches[:1] if isinstance(batches, tuple) else batches, verbose=0, **sizes)
     return sorted(names)
 
 

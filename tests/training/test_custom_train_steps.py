@@ -40,7 +40,6 @@ LIKE_OTHERS = [
     for name in (
         "sum",
         "loss in a layer",
-        "functions",
         "gradient by inputs",
         "other names",
         "summed",

@@ -32,6 +32,7 @@ from tensorflow.python.eager.polymorphic_function import autograph_util
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 
 from tf2dist.compat import global_batch_gradients, global_batch_loss, layer_losses, synchronized_statistics
+from tf2dist.compat.autograph import as_in_function
 from tf2dist.compat.custom_step_state import here, is_on_slice, is_step, set_here, slice_weight
 from tf2dist.compat.patching import Patch
 from tf2dist.compat.sums_or_means import depends_on, terms
@@ -285,7 +286,8 @@ def _call_function(original: Callable) -> Callable:
         function = self.python_function
         if self._autograph:
             function = autograph_util.py_func_from_autograph(function, self._experimental_autograph_options)
-        return function(*args, **kwargs)
+        with as_in_function(autograph=self._autograph):
+            return function(*args, **kwargs)
 
     return call
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf2dist.compat.autograph import as_in_function
 from tf2dist.execution.dispatcher import ExecutionResult
 from tf2dist.execution.predict_step import PredictStep
 from tf2dist.execution.steps_per_execution import EVALUATION_BATCHES
@@ -88,7 +89,8 @@ class ReplicaDispatcher:
     def _next(self, iterator, element_per_replica: bool):
         """Returns the next element for the replicas of this process."""
         if element_per_replica and not (self._slices.single or self._on_accelerators):
-            return tuple(next(iterator) for _ in range(self._slices.count))
+            with as_in_function(autograph=True):  # or more than 32 are refused
+                return tuple(next(iterator) for _ in range(self._slices.count))
         return next(iterator)
 
     def _of_this_replica(self, function: Callable):

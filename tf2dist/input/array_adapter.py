@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf2dist.compat.autograph import converted
 from tf2dist.errors import UsageError
 from tf2dist.input.batch_slicing import ReplicaSlices, slice_bounds
 from tf2dist.input.data_adapter import ReadByTensorFlow
@@ -73,6 +74,7 @@ class Examples(ReadByTensorFlow):
         self.shuffle = shuffle
         self.seed = seed
         self.transform = transform
+        self._transform = None if transform is None else converted(transform)  # as `tf.data` does
         self.steps = math.ceil(self.rows / batch_size)
         self._tensors: Any = None
 
@@ -89,9 +91,9 @@ class Examples(ReadByTensorFlow):
 
     def map(self, function: Callable[..., Any]) -> Examples:
         """See `DataAdapter`."""
-        inner = self.transform
+        inner = self._transform
         transform = function if inner is None else lambda *batch: function(*_as_tuple(inner(*batch)))
-        return self._copy(transform)
+        return self._copy(tf.autograph.experimental.do_not_convert(transform))
 
     def _copy(self, transform: Callable[..., Any] | None) -> Examples:
         copy = Examples(self.arrays, self.batch_size, shuffle=self.shuffle, seed=self.seed, transform=transform)
@@ -138,29 +140,22 @@ class Examples(ReadByTensorFlow):
 
     def _batches(self, tensors: Any, steps: tf.data.Dataset[Any], slices: ReplicaSlices) -> tf.data.Dataset[Any]:
         """The slices of the batches of these steps."""
-        batches = ArrayBatches(self.shuffle, self.transform)
+        batches = ArrayBatches(self.shuffle, self._transform)
 
         def make(step: tf.Tensor) -> Any:
             return slices.map(lambda rank: batches.slice(tensors, step, rank, slices.total))
 
-        return self._map_in_order(steps, make)
-
-    def _map_in_order(self, numbers: tf.data.Dataset[Any], make: Callable[[tf.Tensor], Any]) -> tf.data.Dataset[Any]:
-        """`make` of each number, computed by several threads and kept in order."""
-        if self.transform is None:  # which is the user's, and may need AutoGraph
-            make = tf.autograph.experimental.do_not_convert(make)
-        made = numbers.map(make, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-        return without_rewriting(made).prefetch(tf.data.AUTOTUNE)
+        return _map_in_order(steps, make)
 
     def training_slices(self, tensors: Any, total: int, start: int, worker: Any, workers: int) -> tf.data.Dataset[Any]:
         """See `DataAdapter`."""
-        batches = ArrayBatches(self.shuffle, self.transform)
+        batches = ArrayBatches(self.shuffle, self._transform)
 
         def make(number: tf.Tensor) -> Any:
             made = batches.slice(tensors, number // total, number % total, total)
             return made if total > 1 else (made, 1.0)
 
-        return self._map_in_order(_numbers(start * total + worker, workers), make)
+        return _map_in_order(_numbers(start * total + worker, workers), make)
 
     def single_pass(
         self, tensors: Any, slices: ReplicaSlices, steps: Any = None, shard: Any = 0, shards: Any = 1
@@ -203,6 +198,13 @@ class ArrayBatches:
             indices = tf.random.experimental.index_shuffle(indices, key, rows - 1)
         batch = _gather_rows(arrays, indices, self.transform)
         return batch if total == 1 else (batch, weight)
+
+
+def _map_in_order(numbers: tf.data.Dataset[Any], make: Callable[[tf.Tensor], Any]) -> tf.data.Dataset[Any]:
+    """`make` of each number, computed by several threads and kept in order."""
+    make = tf.autograph.experimental.do_not_convert(make)
+    made = numbers.map(make, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    return without_rewriting(made).prefetch(tf.data.AUTOTUNE)
 
 
 def _gather_rows(tensors: Any, indices: tf.Tensor, transform: Callable[..., Any] | None) -> Any:

@@ -57,6 +57,11 @@ def check_custom_step(model: keras.Model, own: str) -> None:
             f"update under {type(strategy).__name__} without losing counts; use compile(loss, metrics) and "
             "compute_loss, or strategy one, mirrored or multiworker"
         )
+    if strategy.num_replicas_in_sync > 1 and tf.config.functions_run_eagerly():
+        raise UsageError(
+            f"{type(model).__name__} overrides {own}, and tf.config.run_functions_eagerly(True) is set: how the losses "
+            f"of {strategy.num_replicas_in_sync} replicas count is found in the step's graph; debug it on strategy one"
+        )
 
 
 def check_options(model: keras.Model, options: ParameterServer) -> None:
