@@ -137,7 +137,7 @@ def test_towers_from_tfrecords_with_summaries(tmp_path):
 
 @pytest.mark.timeout(400)
 @pytest.mark.skipif(not (MNIST / "mnist").is_dir(), reason=f"MNIST is not prepared under {MNIST}; set MNIST_DIR")
-@pytest.mark.parametrize("strategy", sampled([*SINGLE_PROCESS, *CLUSTER], (), ("multiworker", "ps")))
+@pytest.mark.parametrize("strategy", sampled([*SINGLE_PROCESS, *CLUSTER], (), ("ps",)))
 def test_mnist_on_every_strategy(tmp_path, strategy):
     report, _ = trained(tmp_path, f"--strategy={strategy}", "--dataset=mnist", f"--data_dir={MNIST}", timeout=380)
     assert report["steps"] == 5 * 469

@@ -69,7 +69,8 @@ def test_random_numbers_go_on_where_they_were(strategy, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "at", [pytest.param(STEPS, marks=pytest.mark.slow), STEPS + 3, pytest.param(3 * STEPS + 5, marks=pytest.mark.slow)]
+    "at",
+    [pytest.param(STEPS, marks=pytest.mark.slow), STEPS + 3, pytest.param(3 * STEPS + 5, marks=pytest.mark.exhaustive)],
 )
 def test_goes_on_where_it_was(strategy, tmp_path, at):
     """Weights, and the logs of the epoch that was cut in two, are those of a training that nothing has ended."""

@@ -15,7 +15,7 @@ from tests.jobs import run_program
 from tests.models import OPTIMIZERS, classifier, data
 from tf2dist.runtime import session
 
-strategy = strategies(SINGLE_PROCESS_SLOWLY)
+strategy = strategies(SINGLE_PROCESS_SLOWLY[:2])
 LAYOUTS = {"ps": ("--ps=2", "--workers=1"), "multiworker": ("--workers=2",)}
 
 
