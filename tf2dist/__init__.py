@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from tf2dist import data, errors, layers
     from tf2dist.cluster.roles import Role, role_of
     from tf2dist.cluster.spec import AnyJobs, Cluster, ClusterError, Task
-    from tf2dist.cluster.strategies import STRATEGIES
+    from tf2dist.cluster.strategy_names import STRATEGIES
     from tf2dist.errors import ShardError
     from tf2dist.input.array_adapter import Examples
     from tf2dist.map_reduce.map_reduce import map_reduce
     from tf2dist.parameter_server.options import ParameterServer
+    from tf2dist.runtime.make_strategy import make_strategy
     from tf2dist.runtime.server import serve
     from tf2dist.runtime.session import connect, join, preempt
-    from tf2dist.runtime.strategies import make_strategy
     from tf2dist.training.api import bind, evaluate, fit, predict, updates
     from tf2dist.training.callbacks import ExecutionCallback
     from tf2dist.training.checkpoint import Checkpoint
@@ -49,8 +49,8 @@ _HOME = {
     "Role": "cluster.roles",
     "role_of": "cluster.roles",
     "serve": "runtime.server",
-    "STRATEGIES": "cluster.strategies",
-    "make_strategy": "runtime.strategies",
+    "STRATEGIES": "cluster.strategy_names",
+    "make_strategy": "runtime.make_strategy",
 }
 
 __all__ = [

@@ -14,9 +14,9 @@ from tests.memory import highest_memory
 from tests.threads import background
 from tf2dist.cluster import rendezvous
 from tf2dist.cluster.heartbeat import TaskConnection, TaskLostError
+from tf2dist.cluster.peer_calls import PeerCalls
 from tf2dist.cluster.rendezvous import RendezvousError, wait_for_followers
 from tf2dist.cluster.spec import Cluster, Task
-from tf2dist.cluster.task_monitor import PeerCalls
 
 pytestmark = pytest.mark.timeout(120)
 _CLUSTER = Cluster({"chief": ("a:1",), "worker": ("b:1", "c:1"), "ps": ("d:1",)}, Task("worker", 1), "a job")

@@ -279,8 +279,8 @@ def test_upstream_does_not_move_a_model_into_a_scope(tf):
 
 @pytest.mark.parametrize("cpus", [0, 3])
 def test_replicas_of_a_process_on_its_cpu(tf, cpus):
-    """Fails when a `MultiWorkerMirroredStrategy` counts CPU devices; then `compat.local_replicas` can go."""
-    from tf2dist.compat.local_replicas import multi_worker_mirrored
+    """Fails when a `MultiWorkerMirroredStrategy` counts CPU devices; then `compat.multiworker_cpu_replicas` can go."""
+    from tf2dist.compat.multiworker_cpu_replicas import multi_worker_mirrored
 
     assert len(tf.config.list_logical_devices("CPU")) >= 3
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(

@@ -28,16 +28,16 @@ def gradients(change):
     """A fault: what the optimizer gets for a list of gradients; `change(gradient, optimizer)`."""
 
     def plant(monkeypatch):
-        from tf2dist.execution import compiled_step
-        from tf2dist.execution.compiled_step import CompiledStep
+        from tf2dist.execution import keras_train_step
+        from tf2dist.execution.keras_train_step import KerasTrainStep
 
-        original = compiled_step.global_batch_gradients.apply_gradients
+        original = keras_train_step.global_batch_gradients.apply_gradients
 
         def apply(step, given):
             changed = [None if g is None else change(g, step.model.optimizer) for g in given]
             original(step.model.optimizer, changed, step.model.trainable_variables)
 
-        monkeypatch.setattr(CompiledStep, "apply", apply)
+        monkeypatch.setattr(KerasTrainStep, "apply", apply)
 
     return plant
 
@@ -46,11 +46,11 @@ def sums(factor):
     """A fault: the loss in the logs."""
 
     def plant(monkeypatch):
-        from tf2dist.execution.compiled_step import CompiledStep
+        from tf2dist.execution.keras_train_step import KerasTrainStep
 
-        original = CompiledStep._with_losses
+        original = KerasTrainStep._with_losses
         monkeypatch.setattr(
-            CompiledStep,
+            KerasTrainStep,
             "_with_losses",
             lambda *given: [t * f for t, f in zip(original(*given), [factor] + [1] * 99, strict=False)],
         )

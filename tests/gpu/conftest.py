@@ -58,14 +58,14 @@ def parts(tf):
 @pytest.fixture(autouse=True)
 def way_of_accelerators(monkeypatch):
     """On CPUs, code takes the way that it takes on parts of one GPU: tf.distribute's iterators, one-device sums."""
-    from tf2dist.runtime import devices, strategies
+    from tf2dist.runtime import devices, make_strategy
 
-    strategies._mirrored.cache_clear()
+    make_strategy._mirrored.cache_clear()
     if not ON_GPU:
         monkeypatch.setattr(devices, "on_accelerators", lambda strategy: True)
         monkeypatch.setattr(devices, "physical_gpus", lambda replicas: [0] * len(replicas))
     yield
-    strategies._mirrored.cache_clear()
+    make_strategy._mirrored.cache_clear()
 
 
 @pytest.fixture(params=sampled(["one", "mirrored", "central"], slow=["one", "mirrored"]))

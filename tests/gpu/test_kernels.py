@@ -70,7 +70,7 @@ def test_the_finder_sees(tf):
 @pytest.fixture
 def replicas(tf):
     """Two replicas, each on a device that stands for a GPU."""
-    from tf2dist.compat.strategies import mirrored
+    from tf2dist.compat.strategy_internals import mirrored
 
     return mirrored(["/cpu:2", "/cpu:3"])
 
@@ -96,13 +96,13 @@ MODELS = {
 
 def nodes_of_steps(tf, strategy, make, rows):
     """The nodes of an update and an evaluation of a model, as a replica traces them."""
-    from tf2dist.execution.compiled_step import CompiledStep
+    from tf2dist.execution.keras_train_step import KerasTrainStep
 
     with strategy.scope():
         model = make()
     batch = tuple(array[:16] for array in rows)
     tf2dist.fit(model, batch, batch_size=16)  # which builds it
-    step, weight = CompiledStep(model), tf.constant(0.5)
+    step, weight = KerasTrainStep(model), tf.constant(0.5)
     arguments = [tf.constant(array) for array in batch]
     for function in (step.update, step.evaluate):
         replica = functools.partial(lambda function, *batch: function(batch, weight), function)

@@ -31,7 +31,7 @@ LIGHT = [
     "tf2dist.data.tfrecord",
     "tf2dist.data.tfrecord.__main__",
     "tf2dist.convert_checkpoint",
-    "tf2dist.convert_checkpoint.find",
+    "tf2dist.convert_checkpoint.find_checkpoint",
     "tf2dist.convert_checkpoint.match_variables",
     "tf2dist.convert_checkpoint.__main__",
     "trainers.common.shared_flags",

@@ -19,7 +19,7 @@ IMPLEMENTATIONS = {
     "tf2dist/execution/replica_dispatcher.py": [("ReplicaDispatcher", "schedule")],
     "tf2dist/parameter_server/asynchronous.py": [("AsynchronousDispatcher", "schedule")],
     "tf2dist/parameter_server/synchronous.py": [("SynchronousDispatcher", "schedule")],
-    "tf2dist/execution/compiled_step.py": [("CompiledStep", "zero_sums")],
+    "tf2dist/execution/keras_train_step.py": [("KerasTrainStep", "zero_sums")],
     "tf2dist/execution/custom_train_step.py": [("CustomTrainStep", "zero_sums")],
     "tf2dist/input/python_adapter.py": [("PythonAdapter", "by_number")],
     "tf2dist/parameter_server/worker_batches.py": [("NumberedBatches", "take")],
@@ -32,7 +32,7 @@ IMPLEMENTATIONS = {
 }
 # Code above an interface that uses what the interface lacks.
 CALLERS = {
-    "tf2dist/training/loop.py": ("self._dispatcher.cancel()", "self._dispatcher.flush()"),
+    "tf2dist/training/fit_loop.py": ("self._dispatcher.cancel()", "self._dispatcher.flush()"),
     "tf2dist/training/metric_sums.py": ("self._step.logs(", "self._step.metric_logs("),
     "tf2dist/execution/replica_dispatcher.py": ("data.training_batches(", "data.batches("),
 }

@@ -143,14 +143,14 @@ def test_other_counters_follow_what_was_applied(tf, strategy):
 def test_a_server_applies_and_counts_an_update_in_one_call(tf, strategy):
     """A worker that dies before it has changed no weight and counted nothing, and after it, all."""
     from tests.models import OPTIMIZERS, embedder, sentences
-    from tf2dist.execution.compiled_step import CompiledStep
+    from tf2dist.execution.keras_train_step import KerasTrainStep
     from tf2dist.parameter_server.update_counter import UpdateCounter
     from tf2dist.parameter_server.worker_step import WorkerStep
 
     model = embedder(OPTIMIZERS["adam"]())
     model.train_on_batch(*sentences())  # makes all variables
     counter = UpdateCounter(strategy)
-    update = WorkerStep(CompiledStep(model), counter).update
+    update = WorkerStep(KerasTrainStep(model), counter).update
     valid = tf.Variable(True)
     step = tf.function(lambda x, y: update((x, y), AlwaysHeld(valid.read_value)), autograph=False)
     operations = step.get_concrete_function(*map(tf.constant, sentences())).graph.get_operations()

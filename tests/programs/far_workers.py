@@ -19,7 +19,7 @@ from tests.gpu.test_kernels import without_gpu_kernel
 from tests.gpu.traces import nodes_traced
 from tests.models import OPTIMIZERS, TABLE_OPTIMIZERS, classifier, data, embedder, sentences, weights
 from tests.programs.on_gpus import record_devices
-from tf2dist.runtime import devices, session_options
+from tf2dist.runtime import devices, tensorflow_config_proto
 
 FAR = "/device:CPU:1"  # of workers
 EPOCHS = 2
@@ -78,14 +78,14 @@ def give_workers_a_far_device() -> None:
     """Has workers, and the coordinator, make two CPU devices, of which tf.distribute takes the second for a GPU."""
     from tensorflow.python.distribute.parameter_server_strategy_v2 import ParameterServerStrategyV2Extended
 
-    make = session_options.make
+    make = tensorflow_config_proto.make
 
     def make_with_two(cluster):
         options = make(cluster)
         options.device_count["CPU"] = 1 if cluster.task.job == "ps" else 2
         return options
 
-    session_options.make = make_with_two
+    tensorflow_config_proto.make = make_with_two
     devices.on_accelerators = lambda strategy: True  # the way that batches take to GPUs
     ParameterServerStrategyV2Extended._set_num_gpus = lambda self: setattr(self, "_num_gpus_per_worker", 1)
     ParameterServerStrategyV2Extended.worker_devices = property(

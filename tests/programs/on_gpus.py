@@ -49,11 +49,11 @@ def on_cpus(parts: int) -> None:
     """Has CPU devices take the ways of GPUs: all replicas of a process as parts of one, of which peers know."""
     from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
 
-    from tf2dist.runtime import devices, gpu_communication
+    from tf2dist.runtime import devices, gradient_all_reduce
 
     devices.on_accelerators = lambda strategy: True  # the way that batches take on GPUs
     parts_of_one = types.SimpleNamespace(physical_gpus=lambda replicas: [0] * len(replicas))
-    gpu_communication.devices = parts_of_one
+    gradient_all_reduce.devices = parts_of_one
     CollectiveAllReduceExtended._initialize_local_devices = lambda self, resolver, worker: (
         tuple(f"{worker}/device:CPU:{part}" for part in range(parts)), "CPU",
     )  # fmt: skip
@@ -73,15 +73,15 @@ def record_devices(steps: set) -> None:
     """Adds the device that a step asks for when it is traced; "" where it is left to TensorFlow."""
     import tensorflow as tf
 
-    from tf2dist.execution.compiled_step import CompiledStep
+    from tf2dist.execution.keras_train_step import KerasTrainStep
 
-    fractions = CompiledStep._fractions
+    fractions = KerasTrainStep._fractions
 
     def recorded(self, *arguments, **options):
         steps.add(tf.zeros([]).device)
         return fractions(self, *arguments, **options)
 
-    CompiledStep._fractions = recorded
+    KerasTrainStep._fractions = recorded
 
 
 class Lines(logging.Handler):

@@ -14,9 +14,9 @@ def test_threads_spin_only_where_each_task_has_a_core(tf, monkeypatch, tasks):
     """In what tf.distribute hands to workers, too: fails when TensorFlow no longer looks there."""
     from tensorflow.python.eager import context
 
-    from tf2dist.runtime import session_options
+    from tf2dist.runtime import tensorflow_config_proto
 
     monkeypatch.setattr(context.context(), "_config", None)
     addresses = tuple(f"host:{port}" for port in range(1, tasks + 1))
-    session_options.use(Cluster({"worker": addresses}, Task("worker", 0)))
+    tensorflow_config_proto.use(Cluster({"worker": addresses}, Task("worker", 0)))
     assert context.context().config.experimental.disable_thread_spinning == (tasks > CORES)

@@ -6,8 +6,8 @@ import pytest
 
 import tf2dist
 from tf2dist import Cluster, Task
-from tf2dist.runtime import devices, gpu_communication, session_options
-from tf2dist.runtime.gpu_communication import Reduction, choose
+from tf2dist.runtime import devices, gradient_all_reduce, tensorflow_config_proto
+from tf2dist.runtime.gradient_all_reduce import Reduction, choose
 
 
 class FakeConfig:
@@ -103,30 +103,30 @@ def test_a_program_that_has_used_its_gpus_already(tf, monkeypatch):
 
 def test_a_coordinator_hides_them(tf, monkeypatch):
     """Before its strategy is made, which lists devices and so takes memory."""
-    from tf2dist.runtime import strategies
+    from tf2dist.runtime import make_strategy
 
     seen, config = [], FakeConfig(2).install(tf, monkeypatch)
-    monkeypatch.setattr(session_options, "use", lambda cluster: None)
+    monkeypatch.setattr(tensorflow_config_proto, "use", lambda cluster: None)
     for name in ("use_own_executors", "cancel_by_own_manager", "run_operations_without_functions",
                  "observe_scheduling", "fetch_without_functions"):  # fmt: skip
-        monkeypatch.setattr(strategies, name, lambda: None)
-    monkeypatch.setattr(strategies, "release_gil_in_remote_calls", lambda timeout: None)
+        monkeypatch.setattr(make_strategy, name, lambda: None)
+    monkeypatch.setattr(make_strategy, "release_gil_in_remote_calls", lambda timeout: None)
     monkeypatch.setattr(tf.distribute, "ParameterServerStrategy", lambda resolver: seen.append(list(config.visible)))
     cluster = Cluster({"chief": ("a:1",), "worker": ("b:1",), "ps": ("c:1",)}, Task("chief", 0))
-    strategies.make_strategy("ps", cluster=cluster)
+    make_strategy.make_strategy("ps", cluster=cluster)
     assert seen == [[]]
 
 
 def test_servers_grow_or_have_a_limit_and_a_ps_has_no_gpu(tf, monkeypatch):
     FakeConfig(2).install(tf, monkeypatch)
     cluster = Cluster({"chief": ("a:1",), "worker": ("b:1",), "ps": ("c:1",)}, Task("worker", 0))
-    options = session_options.make_for_server(cluster).gpu_options
+    options = tensorflow_config_proto.make_for_server(cluster).gpu_options
     assert options.allow_growth
     assert not options.experimental.virtual_devices
     monkeypatch.setenv("TF2DIST_GPU_MEMORY", "4000")
-    limits = session_options.make_for_server(cluster).gpu_options.experimental.virtual_devices
+    limits = tensorflow_config_proto.make_for_server(cluster).gpu_options.experimental.virtual_devices
     assert [list(gpu.memory_limit_mb) for gpu in limits] == [[4000.0], [4000.0]]
-    ps = session_options.make_for_server(cluster.at(Task("ps", 0)))
+    ps = tensorflow_config_proto.make_for_server(cluster.at(Task("ps", 0)))
     assert (ps.device_count["GPU"], len(ps.gpu_options.experimental.virtual_devices)) == (0, 0)
 
 
@@ -142,17 +142,17 @@ def test_servers_grow_or_have_a_limit_and_a_ps_has_no_gpu(tf, monkeypatch):
 )
 def test_peers_train_on_their_gpus(tf, monkeypatch, caplog, gpus, parts, shared_by, accelerators, implementation, said):
     """TensorFlow counts none by itself with its resolver of a given cluster."""
-    from tf2dist.runtime import strategies
+    from tf2dist.runtime import make_strategy
 
     made = {}
     FakeConfig(gpus, parts=parts).install(tf, monkeypatch)
     monkeypatch.setattr(devices, "make_virtual_cpus", lambda count: None)
-    monkeypatch.setattr(session_options, "use", lambda cluster: None)
+    monkeypatch.setattr(tensorflow_config_proto, "use", lambda cluster: None)
     monkeypatch.setattr(tf.distribute, "MultiWorkerMirroredStrategy", lambda **options: made.update(options))
     monkeypatch.setenv("TF2DIST_GPUS_SHARED_BY", shared_by)
     cluster = Cluster({"worker": ("a:1", "b:1")}, Task("worker", 1))
     with caplog.at_level("INFO", "tf2dist"):
-        strategies.make_strategy("multiworker", cluster=cluster)
+        make_strategy.make_strategy("multiworker", cluster=cluster)
     assert made["cluster_resolver"].num_accelerators() == accelerators
     assert made["communication_options"].implementation.value == implementation
     assert (
@@ -164,7 +164,7 @@ def test_peers_train_on_their_gpus(tf, monkeypatch, caplog, gpus, parts, shared_
 def test_mirrored_on_parts_of_one_gpu(tf, monkeypatch, caplog, parts, operations):
     FakeConfig(2, parts=parts).install(tf, monkeypatch)
     with caplog.at_level("INFO", "tf2dist"):
-        found = gpu_communication.within_process(["/gpu:0", "/gpu:1"])
+        found = gradient_all_reduce.within_process(["/gpu:0", "/gpu:1"])
     if parts:
         assert type(found).__name__ == operations
         assert "gradients are added by a reduction on one device" in caplog.text
@@ -178,7 +178,7 @@ def test_gradients_added_on_one_device(tf, monkeypatch):
     import numpy as np
 
     from tests.models import OPTIMIZERS, classifier, data, weights
-    from tf2dist.runtime import strategies
+    from tf2dist.runtime import make_strategy
 
     def trained(strategy):
         with strategy.scope():
@@ -188,7 +188,7 @@ def test_gradients_added_on_one_device(tf, monkeypatch):
 
     expected = trained(tf2dist.make_strategy("one"))
     monkeypatch.setattr(devices, "physical_gpus", lambda replicas: [0] * len(replicas))
-    strategy = strategies._mirrored.__wrapped__("/cpu:0", "/cpu:1")
+    strategy = make_strategy._mirrored.__wrapped__("/cpu:0", "/cpu:1")
     assert isinstance(strategy.extended._cross_device_ops, tf.distribute.ReductionToOneDevice)
     for ours, theirs in zip(trained(strategy), expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-5)

@@ -466,14 +466,14 @@ def test_a_directory_that_is_a_url(tf, tmp_path, monkeypatch):
 
 def test_an_evaluator_waits_as_long_as_the_others_do(tmp_path, monkeypatch):
     from tf2dist.runtime import session
-    from tf2dist.training import evaluator
+    from tf2dist.training import evaluator_task
 
     monkeypatch.setenv("TF2DIST_START_TIMEOUT", "0.3")
     with pytest.raises(TaskLostError, match=r"no training has begun in .* within 0\.3 s"):
-        next(evaluator._new_checkpoints(str(tmp_path)))
+        next(evaluator_task._new_checkpoints(str(tmp_path)))
     monkeypatch.setattr(session, "_current", session.Session(start_timeout=0.2))  # what `join` was told
     with pytest.raises(TaskLostError, match=r"within 0\.2 s"):
-        next(evaluator._new_checkpoints(str(tmp_path)))
+        next(evaluator_task._new_checkpoints(str(tmp_path)))
 
 
 @pytest.mark.slow
@@ -496,7 +496,7 @@ def test_an_evaluator_follows(tf, tmp_path, monkeypatch, caplog):
     thread.start()
     trained = classifier(OPTIMIZERS["adam"]())
     from tf2dist.input.make_adapter import make_data_adapter, make_finite_adapter
-    from tf2dist.training import loop  # the training itself, beside the evaluator: `fit` would evaluate
+    from tf2dist.training import fit_loop  # the training itself, beside the evaluator_task: `fit` would evaluate
     from tf2dist.training.callbacks import make_callback_list
     from tf2dist.training.prepared_model import prepare
 
@@ -506,7 +506,7 @@ def test_an_evaluator_follows(tf, tmp_path, monkeypatch, caplog):
     callbacks = [tf2dist.Checkpoint(tmp_path, every_steps=STEPS, keep=100)]
     hooks = make_callback_list(trained, callbacks, epochs=3, steps=STEPS, add_history=True)
     validate = functools.partial(program.evaluate, make_finite_adapter(data()), hooks)
-    history = loop.TrainingLoop(program, feed, hooks, STEPS, program.tuner(1)).run(0, 3, validate, 1)
+    history = fit_loop.TrainingLoop(program, feed, hooks, STEPS, program.tuner(1)).run(0, 3, validate, 1)
     thread.join(120)
     assert not thread.is_alive()
     assert found["updates"] == [STEPS, 2 * STEPS, 3 * STEPS]
@@ -517,13 +517,13 @@ def test_an_evaluator_follows(tf, tmp_path, monkeypatch, caplog):
 
 @pytest.mark.slow
 def test_an_evaluator_passes_over_what_is_damaged_or_removed(tf, tmp_path, monkeypatch, caplog):
-    from tf2dist.training import evaluator
+    from tf2dist.training import evaluator_task
 
     strategy = tf2dist.make_strategy("one")
     fit(strategy, tf2dist.Checkpoint(tmp_path, every_steps=STEPS), epochs=2)
     first, last = list_checkpoints(tmp_path)
     _truncate(os.path.join(first, "model.weights.h5"))
-    monkeypatch.setattr(evaluator, "_new_checkpoints", lambda _: [first, str(tmp_path / "checkpoint-1"), last])
+    monkeypatch.setattr(evaluator_task, "_new_checkpoints", lambda _: [first, str(tmp_path / "checkpoint-1"), last])
     monkeypatch.setattr(session, "_current", session.Session(role=Role.EVALUATOR))
     model = classifier(OPTIMIZERS["adam"]())
     history = tf2dist.fit(model, data(), validation_data=data(), callbacks=[tf2dist.Checkpoint(tmp_path)])
@@ -600,14 +600,14 @@ def test_first_names_in_the_state_are_read(tf, tmp_path):
 
 def test_an_evaluator_evaluates_again_what_was_replaced(tmp_path, monkeypatch):
     """The last checkpoint is written again with averaged weights, under the same name."""
-    from tf2dist.training import evaluator, status_file
+    from tf2dist.training import evaluator_task, status_file
 
-    monkeypatch.setattr(evaluator, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(evaluator_task, "_POLL_SECONDS", 0.01)
     path = tmp_path / "checkpoint-3"
     path.mkdir()
     status_file.write_status(str(tmp_path), "training")
-    found = evaluator._new_checkpoints(str(tmp_path))
-    monkeypatch.setattr(evaluator.time, "time", lambda: 0.0)
+    found = evaluator_task._new_checkpoints(str(tmp_path))
+    monkeypatch.setattr(evaluator_task.time, "time", lambda: 0.0)
     assert next(found) == str(path)
     path.rename(tmp_path / "old")
     path.mkdir()
@@ -642,9 +642,9 @@ def test_two_trainings_in_one_directory_are_said(tmp_path, caplog, monkeypatch):
 
 
 def test_an_evaluator_has_a_name_for_each_number(tf):
-    from tf2dist.training import evaluator
+    from tf2dist.training import evaluator_task
 
-    found = evaluator._numbers({"loss": 0.5, "f1": np.array([0.25, 0.75])})
+    found = evaluator_task._numbers({"loss": 0.5, "f1": np.array([0.25, 0.75])})
     assert found == {"loss": 0.5, "f1_0": 0.25, "f1_1": 0.75}
 
 

@@ -11,7 +11,7 @@ from tests.hostile import bounded, changed, contents, examples
 from tf2dist.errors import CheckpointError
 from tf2dist.training import checkpoint_files, status_file
 from tf2dist.training.checkpoint_files import DamagedError
-from tf2dist.training.training_progress import SavedProgress
+from tf2dist.training.checkpoint_state import SavedProgress
 
 
 @pytest.fixture(scope="module")

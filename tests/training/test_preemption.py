@@ -288,11 +288,11 @@ def test_a_task_that_is_lost_before_all_is_saved_is_no_failure(tf, tmp_path, pro
 
 
 def test_an_evaluator_ends_with_the_training_to_be_started_again(tf, tmp_path, process):
-    from tf2dist.training import evaluator
+    from tf2dist.training import evaluator_task
 
     process(role=Role.EVALUATOR, start_timeout=60)
     os.makedirs(tmp_path / "checkpoint-7")
-    found = evaluator._new_checkpoints(str(tmp_path))
+    found = evaluator_task._new_checkpoints(str(tmp_path))
     write_status(str(tmp_path), "training")
     status = json.loads((tmp_path / "status.json").read_text())
     (tmp_path / "status.json").write_text(json.dumps({**status, "state": "preempted", "time": status["time"] + 5}))
@@ -322,7 +322,7 @@ class Following:
 @pytest.fixture
 def following(tf, tmp_path, process, monkeypatch):
     """following(*states): an evaluator in a process that gets SIGTERM when the first evaluation is under way."""
-    from tf2dist.training import evaluator, prepared_model
+    from tf2dist.training import evaluator_task, prepared_model
 
     strategy = tf2dist.make_strategy("one")
     fit(strategy, tf2dist.Checkpoint(tmp_path), epochs=1)
@@ -339,8 +339,8 @@ def following(tf, tmp_path, process, monkeypatch):
             return logs
 
         monkeypatch.setattr(prepared_model.PreparedModel, "validate", validate)
-        monkeypatch.setattr(evaluator, "read_status", found.look)
-        monkeypatch.setattr(evaluator, "_POLL_SECONDS", 0.01)
+        monkeypatch.setattr(evaluator_task, "read_status", found.look)
+        monkeypatch.setattr(evaluator_task, "_POLL_SECONDS", 0.01)
         return found
 
     return begin
@@ -357,9 +357,9 @@ def test_an_evaluator_that_is_asked_to_stop_ends_after_the_training(following):
 
 @pytest.mark.slow
 def test_an_evaluator_that_alone_is_asked_to_stop_ends(following, monkeypatch):
-    from tf2dist.training import evaluator
+    from tf2dist.training import evaluator_task
 
-    monkeypatch.setattr(evaluator, "_SAVES_WITHIN", 0.1)
+    monkeypatch.setattr(evaluator_task, "_SAVES_WITHIN", 0.1)
     with pytest.raises(Preempted):
         following("training").fit()
 

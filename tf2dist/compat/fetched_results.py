@@ -6,7 +6,7 @@ import tensorflow as tf
 from tensorflow.python.distribute.coordinator.values import RemoteValueImpl
 from tensorflow.python.eager import context
 
-from tf2dist.compat.own_executors import in_own_executor
+from tf2dist.compat.executor_per_thread import in_own_executor
 
 
 def fetch_without_functions() -> None:

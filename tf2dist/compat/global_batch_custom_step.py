@@ -31,7 +31,7 @@ from keras.src.trainers.trainer import Trainer
 from tensorflow.python.eager.polymorphic_function import autograph_util
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 
-from tf2dist.compat import global_batch_gradients, global_batch_loss, layer_losses, synchronized_statistics
+from tf2dist.compat import global_batch_gradients, global_batch_loss, layer_losses, synchronized_batch_normalization
 from tf2dist.compat.autograph import as_in_function
 from tf2dist.compat.custom_step_state import here, is_on_slice, is_step, set_here, slice_weight
 from tf2dist.compat.patching import Patch
@@ -51,7 +51,7 @@ def on_slice(weight: tf.Tensor | None) -> Iterator[None]:
         stack.enter_context(set_here(weight=weight, means={}, totals={}))
         stack.enter_context(global_batch_loss.mean_of_slice(weight))
         stack.enter_context(layer_losses.kept_apart(added_loss))
-        stack.enter_context(synchronized_statistics.over_slices())
+        stack.enter_context(synchronized_batch_normalization.over_slices())
         for patch in patches:
             stack.enter_context(patch.applied())
         yield

@@ -27,7 +27,7 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 from tf2dist.compat.optimizers import overwrites_with_gradient, wrapped_optimizers
 from tf2dist.compat.patching import Patch
 from tf2dist.compat.replica_sparse_gradients import sum_slices
-from tf2dist.compat.strategies import replicas_may_differ
+from tf2dist.compat.strategy_internals import replicas_may_differ
 
 _UPDATES = "_tf2dist_updates"  # on an optimizer: replicas whose update, with summed gradients, is under way
 _here = threading.local()  # `together`: are this replica's conditions those of an update of ours?

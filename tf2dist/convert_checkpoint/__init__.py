@@ -1,6 +1,7 @@
 """Converts a checkpoint of TensorFlow 1 for a Keras 3 model: python -m tf2dist.convert_checkpoint.
 
-`find` is which file, `read` is what it holds, `names` is which variable is which, `fill` puts the values in place.
+`find_checkpoint` is which file, `read` is what it holds, `match_variables` is which variable is which, and `fill` puts
+the values in place.
 Imports no TensorFlow.
 """
 

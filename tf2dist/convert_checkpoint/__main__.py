@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from tf2dist.convert_checkpoint import ConvertError, find
+from tf2dist.convert_checkpoint import ConvertError, find_checkpoint
 from tf2dist.errors import UsageError
 from tf2dist.system import standard_output
 from tf2dist.system.commands import Parser, as_called
@@ -38,11 +38,11 @@ def main(arguments: Sequence[str]) -> int:
         paths = {"TF1_DIR is ": options.checkpoint, "OUT is ": options.out, "--map=": options.map or ""}
         for name, path in paths.items():
             check_local(f"{name}{path}", path)
-        prefix = find.checkpoint(options.checkpoint)
+        prefix = find_checkpoint.checkpoint(options.checkpoint)
         _check_out(options.out)
-        given = find.name_map(options.map) if options.map else {}
+        given = find_checkpoint.name_map(options.map) if options.map else {}
         if not options.model.endswith(".keras"):
-            find.parsed(options.model)
+            find_checkpoint.parsed(options.model)
         elif not os.path.isfile(options.model):
             raise ConvertError(f"--model={options.model} is no file")
     except UsageError as error:
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
     from tf2dist.convert_checkpoint.read import Damaged
 
     try:
-        model = find.model(options.model)
+        model = find_checkpoint.model(options.model)
         lines = fill(model, prefix, given, averages=options.averages, lookup=options.lookup)
         if not options.dry_run:
             atomic_files.save(model, options.out)

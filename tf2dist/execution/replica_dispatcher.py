@@ -14,10 +14,10 @@ import numpy as np
 import tensorflow as tf
 
 from tf2dist.compat.autograph import as_in_function
-from tf2dist.execution.dispatcher import ExecutionResult
+from tf2dist.execution.dispatcher_interface import ExecutionResult
 from tf2dist.execution.predict_step import PredictStep
 from tf2dist.execution.steps_per_execution import EVALUATION_BATCHES
-from tf2dist.execution.train_step import TrainStep
+from tf2dist.execution.train_step_interface import TrainStep
 from tf2dist.input.batch_slicing import ReplicaSlices, one_slice_an_element
 from tf2dist.input.data_adapter import DataAdapter, FiniteDataAdapter
 from tf2dist.runtime import collectives, devices, session

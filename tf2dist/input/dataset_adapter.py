@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from tf2dist.compat.strategies import LOST_TASK_ERRORS
+from tf2dist.compat.strategy_internals import LOST_TASK_ERRORS
 from tf2dist.input.batch_slicing import ReplicaSlices, slice_bounds
 from tf2dist.input.data_adapter import ReadByTensorFlow
 from tf2dist.input.dataset_graph import DatasetGraph

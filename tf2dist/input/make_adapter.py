@@ -18,7 +18,7 @@ from tf2dist.input.dataset_adapter import DatasetAdapter
 from tf2dist.input.input_function_adapter import InputFunctionAdapter
 from tf2dist.input.python_adapter import PythonAdapter
 from tf2dist.input.python_source import PythonSource, is_python_source
-from tf2dist.input.tensor_rows import as_composite, batches_of_rows, has_tensor_rows, is_composite, row_count
+from tf2dist.input.sparse_ragged_rows import as_composite, batches_of_rows, has_tensor_rows, is_composite, row_count
 
 _ADAPTERS = (Examples, DatasetAdapter, InputFunctionAdapter, PythonAdapter)
 

@@ -19,7 +19,7 @@ from tf2dist.errors import TrainingError, UsageError
 from tf2dist.input import py_dataset_workers
 from tf2dist.input.array_adapter import array_spec, as_x_y_weight
 from tf2dist.input.batch_reader_thread import BatchReader
-from tf2dist.input.tensor_rows import as_composite, is_composite
+from tf2dist.input.sparse_ragged_rows import as_composite, is_composite
 from tf2dist.runtime import session
 
 _PEEKED = 2  # batches from which shapes are taken, as in Keras: a size that differs between them varies

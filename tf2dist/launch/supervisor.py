@@ -14,8 +14,8 @@ from tf2dist.cluster.loss_policy import WORKER_RESTARTS
 from tf2dist.launch.log_files import LogFiles
 from tf2dist.launch.process import Process
 from tf2dist.launch.process_group import ProcessGroup
+from tf2dist.launch.process_group_settings import Settings
 from tf2dist.launch.restarts import PREEMPTIONS, RestartBudget
-from tf2dist.launch.settings import Settings
 from tf2dist.launch.signals import SignalPipe
 
 

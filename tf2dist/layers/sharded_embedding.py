@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf2dist.compat.initializers import RandomInitializer, compute_fans
-from tf2dist.compat.strategies import server_count
+from tf2dist.compat.strategy_internals import server_count
 
 
 @keras.saving.register_keras_serializable("tf2dist")

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf2dist.compat.strategies import LOST_TASK_ERRORS, worker_count
+from tf2dist.compat.strategy_internals import LOST_TASK_ERRORS, worker_count
 from tf2dist.errors import ShardError, reason
 from tf2dist.runtime import session
 

@@ -14,18 +14,18 @@ import tensorflow as tf
 
 from tf2dist.compat.optimizers import update_counters
 from tf2dist.errors import UsageError
-from tf2dist.execution.compiled_step import CompiledStep
-from tf2dist.execution.dispatcher import ExecutionResult
+from tf2dist.execution.dispatcher_interface import ExecutionResult
+from tf2dist.execution.keras_train_step import KerasTrainStep
 from tf2dist.execution.predict_step import PredictStep
-from tf2dist.execution.train_step import TrainStep
+from tf2dist.execution.train_step_interface import TrainStep
 from tf2dist.input.batch_slicing import one_slice_an_element
 from tf2dist.input.data_adapter import BatchMaker, DataAdapter, FiniteDataAdapter
 from tf2dist.parameter_server.batch_numbers import BatchNumbers
-from tf2dist.parameter_server.execution_timeout import ExecutionTimeout
+from tf2dist.parameter_server.coordinator_batches import SentBatches
 from tf2dist.parameter_server.fencing_tokens import FencingTokens, Token
 from tf2dist.parameter_server.options import ParameterServer
-from tf2dist.parameter_server.sent_batches import SentBatches
-from tf2dist.parameter_server.sharded_pass import ShardedPass
+from tf2dist.parameter_server.sharded_evaluate_predict import ShardedPass
+from tf2dist.parameter_server.straggler_timeout import StragglerTimeout
 from tf2dist.parameter_server.update_counter import UpdateCounter
 from tf2dist.parameter_server.worker_executions import WorkerExecutions
 from tf2dist.parameter_server.worker_pool import WorkerPool, this_worker
@@ -69,7 +69,7 @@ class AsynchronousDispatcher:
         self._sent: SentBatches | None = None  # if the coordinator reads them
         self._lost_steps = False  # since nothing was under way
         self._abandoned = 0  # executions that are not waited for, and whose result the loop has not got yet
-        self._timeout = ExecutionTimeout()
+        self._timeout = StragglerTimeout()
 
     @property
     def global_step(self) -> int:
@@ -83,9 +83,9 @@ class AsynchronousDispatcher:
 
     def compile(self, step: TrainStep) -> WorkerExecutions:
         """See `Dispatcher`."""
-        assert isinstance(step, CompiledStep)  # model_validation refuses models with steps of their own
+        assert isinstance(step, KerasTrainStep)  # model_validation refuses models with steps of their own
         self._updates.follow(update_counters(step.model.optimizer))
-        self._timeout = ExecutionTimeout()
+        self._timeout = StragglerTimeout()
         return WorkerExecutions(self._pool, self._tokens, self._updates, step, self._options.local_steps)
 
     def open_stream(self, data: DataAdapter, start: int) -> _Stream:

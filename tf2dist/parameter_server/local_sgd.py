@@ -10,8 +10,8 @@ import tensorflow as tf
 from tf2dist.compat.optimizers import learning_rate_variables, wrapped_counters
 from tf2dist.compat.stateless_optimizer import on_tensors
 from tf2dist.compat.stateless_scope import OverlayScope
-from tf2dist.execution.compiled_step import CompiledStep
-from tf2dist.parameter_server import wide_sums
+from tf2dist.execution.keras_train_step import KerasTrainStep
+from tf2dist.parameter_server import worker_metric_sums
 from tf2dist.parameter_server.fencing_tokens import HeldToken
 from tf2dist.parameter_server.fused_transfer import LOCAL_STEPS_LIMIT, FusedTransfer
 from tf2dist.parameter_server.update_counter import UpdateCounter
@@ -31,7 +31,7 @@ class LocalSgd:
       counter: counts them.
     """
 
-    def __init__(self, step: CompiledStep, counter: UpdateCounter):
+    def __init__(self, step: KerasTrainStep, counter: UpdateCounter):
         model, self._step, self._counter = step.model, step, counter
         self._weights = model.trainable_variables
         rates = learning_rate_variables(model.optimizer)  # callbacks set them; a worker only reads them
@@ -59,9 +59,9 @@ class LocalSgd:
             values, sums, ahead = state
             batch, ahead = batches.take(ahead, number + tf.cast(place, tf.int64), end)
             values, more = self._update([*values, *read], batch)
-            return values, wide_sums.add(sums, more), ahead
+            return values, worker_metric_sums.add(sums, more), ahead
 
-        start = fetched[:written], wide_sums.zeros(self._step), ahead
+        start = fetched[:written], worker_metric_sums.zeros(self._step), ahead
         values, sums, ahead = keras.ops.fori_loop(0, n, update, start)
         before, after = fetched[: self._added], values[: self._added]
         news = [b - a for a, b in zip(before, after, strict=True)] + values[self._added :]

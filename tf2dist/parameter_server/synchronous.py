@@ -17,16 +17,16 @@ import numpy as np
 import tensorflow as tf
 
 from tf2dist.errors import UsageError
-from tf2dist.execution.compiled_step import CompiledStep
-from tf2dist.execution.dispatcher import ExecutionResult
+from tf2dist.execution.dispatcher_interface import ExecutionResult
+from tf2dist.execution.keras_train_step import KerasTrainStep
 from tf2dist.execution.predict_step import PredictStep
-from tf2dist.execution.train_step import TrainStep
+from tf2dist.execution.train_step_interface import TrainStep
 from tf2dist.input.batch_groups import single_batches
 from tf2dist.input.batch_slicing import ReplicaSlices
 from tf2dist.input.data_adapter import DataAdapter, FiniteDataAdapter
+from tf2dist.parameter_server.coordinator_batches import SentBatches
 from tf2dist.parameter_server.options import ParameterServer
-from tf2dist.parameter_server.sent_batches import SentBatches
-from tf2dist.parameter_server.sharded_pass import ShardedPass
+from tf2dist.parameter_server.sharded_evaluate_predict import ShardedPass
 from tf2dist.parameter_server.synchronous_update import STOP, SynchronousUpdate
 from tf2dist.parameter_server.update_counter import UpdateCounter
 from tf2dist.parameter_server.worker_pool import WorkerPool, repeat_element, this_worker
@@ -106,7 +106,7 @@ class SynchronousDispatcher:
 
     def compile(self, step: TrainStep) -> _UpdatesBySpec:
         """See `Dispatcher`."""
-        assert isinstance(step, CompiledStep)  # model_validation refuses models with steps of their own
+        assert isinstance(step, KerasTrainStep)  # model_validation refuses models with steps of their own
         return _UpdatesBySpec(lambda: SynchronousUpdate(self._pool, step, self._updates, self._needed))
 
     def open_stream(self, data: DataAdapter, start: int) -> _Stream:

@@ -19,11 +19,11 @@ import tensorflow as tf
 
 from tf2dist.compat.model import layers_of
 from tf2dist.compat.stateless_scope import OverlayScope
-from tf2dist.execution.compiled_step import CompiledStep
-from tf2dist.execution.slice_loss import Fraction
+from tf2dist.execution.keras_train_step import KerasTrainStep
+from tf2dist.execution.loss_fractions import Fraction
 from tf2dist.input.dataset_adapter import slice_of
 from tf2dist.layers.sharded_embedding import ShardedEmbedding
-from tf2dist.parameter_server import wide_sums
+from tf2dist.parameter_server import worker_metric_sums
 from tf2dist.parameter_server.update_counter import UpdateCounter
 from tf2dist.parameter_server.worker_pool import WorkerPool
 
@@ -44,7 +44,7 @@ class SynchronousUpdate:
       needed: gradients that make up an update.
     """
 
-    def __init__(self, pool: WorkerPool, step: CompiledStep, counter: UpdateCounter, needed: int):
+    def __init__(self, pool: WorkerPool, step: KerasTrainStep, counter: UpdateCounter, needed: int):
         self._strategy, self._step, self._needed = pool.strategy, step, needed
         self._model, self._workers = step.model, pool.count
         self._counter = counter
@@ -230,9 +230,9 @@ class SynchronousUpdate:
                 with tf.control_dependencies([more[0]]):
                     self._counter.add(1)
                     update = self._number.assign_add(1, read_value=True)
-                return wide_sums.add(sums, more), dropped, update
+                return worker_metric_sums.add(sums, more), dropped, update
 
-            start = wide_sums.zeros(self._step), tf.constant(0), tf.identity(self._number)
+            start = worker_metric_sums.zeros(self._step), tf.constant(0), tf.identity(self._number)
             sums, dropped, _ = keras.ops.fori_loop(0, n, make_update, start)
         return [*sums, dropped]
 

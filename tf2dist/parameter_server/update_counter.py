@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tf2dist.compat.strategies import tracing_for_servers
+from tf2dist.compat.strategy_internals import tracing_for_servers
 from tf2dist.errors import TrainingError
 from tf2dist.parameter_server.fencing_tokens import HeldToken
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf2dist.execution.compiled_step import CompiledStep
+from tf2dist.execution.keras_train_step import KerasTrainStep
 from tf2dist.input.batch_groups import group_signature, single_batches
 from tf2dist.input.data_adapter import BatchMaker
-from tf2dist.parameter_server import wide_sums
+from tf2dist.parameter_server import worker_metric_sums
 from tf2dist.parameter_server.fencing_tokens import FencingTokens
 from tf2dist.parameter_server.local_sgd import LocalSgd
 from tf2dist.parameter_server.update_counter import UpdateCounter
@@ -35,7 +35,7 @@ class WorkerExecutions:
     """
 
     def __init__(
-        self, pool: WorkerPool, tokens: FencingTokens, updates: UpdateCounter, step: CompiledStep, local_steps: int
+        self, pool: WorkerPool, tokens: FencingTokens, updates: UpdateCounter, step: KerasTrainStep, local_steps: int
     ):
         self._pool, self._tokens, self._step, self._local_steps = pool, tokens, step, local_steps
         self._updates = updates
@@ -97,14 +97,14 @@ class WorkerExecutions:
 
             def take(sums, done, ahead, now):
                 more, ahead = turn(ahead, held.first + tf.cast(done, tf.int64), now)
-                return wide_sums.add(sums, more), done + now, ahead
+                return worker_metric_sums.add(sums, more), done + now, ahead
 
             def take_several(sums, done, ahead):
                 for _ in range(unrolled):
                     sums, done, ahead = take(sums, done, ahead, tf.constant(1))
                 return sums, done, ahead
 
-            state = wide_sums.zeros(step), tf.constant(0), batches.begin(held.first)
+            state = worker_metric_sums.zeros(step), tf.constant(0), batches.begin(held.first)
             unrolled = _unroll_factor(turn, state[-1]) if local_steps == 1 else 1
             if unrolled > 1:
                 state = tf.while_loop(

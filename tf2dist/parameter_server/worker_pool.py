@@ -22,7 +22,7 @@ from tf2dist.compat.scheduled_functions import (
     idle_workers,
     observe_scheduling,
 )
-from tf2dist.compat.strategies import LOST_TASK_ERRORS, worker_count
+from tf2dist.compat.strategy_internals import LOST_TASK_ERRORS, worker_count
 from tf2dist.errors import TrainingError
 from tf2dist.input.batch_slicing import ReplicaSlices
 from tf2dist.input.without_rewriting import without_rewriting

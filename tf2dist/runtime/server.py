@@ -49,11 +49,11 @@ def serve(cluster: Cluster, limit: float | None = None, preemption: Preemption |
     connection = rendezvous.wait_for_leader(cluster, leader_of(cluster), limit or rendezvous.start_timeout())
     with heartbeat.sending_heartbeats([connection]):  # on a slow host the import alone takes longer than their grace
         tf = import_tensorflow()
-        from tf2dist.runtime import devices, session_options
+        from tf2dist.runtime import devices, tensorflow_config_proto
 
         if cluster.task.job == "worker":
             devices.check_given_gpus()
-        options = session_options.make_for_server(cluster)
+        options = tensorflow_config_proto.make_for_server(cluster)
         server = tf.distribute.Server(
             cluster.spec, job_name=cluster.task.job, task_index=cluster.task.index, protocol="grpc", config=options
         )

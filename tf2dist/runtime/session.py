@@ -16,7 +16,7 @@ from tf2dist.cluster.loss_policy import LossPolicy
 from tf2dist.cluster.roles import Role, followers_of, leader_of, role_of
 from tf2dist.cluster.spec import Cluster, Task
 from tf2dist.cluster.stalls import Progress
-from tf2dist.cluster.strategies import check_strategy
+from tf2dist.cluster.strategy_names import check_strategy
 from tf2dist.cluster.task_monitor import FollowerMonitor, LeaderMonitor
 from tf2dist.errors import START_AGAIN, UsageError
 from tf2dist.runtime import error_explanation, tensorflow_import
@@ -300,12 +300,12 @@ def connect(cluster: Cluster | None = None, *, replicas: int | None = None, star
     monitor = LeaderMonitor(rendezvous.wait_for_followers(cluster, others, limit), policy, session.end_for_loss)
     session.monitor_with(monitor)
     tf = tensorflow_import.import_tensorflow()
-    from tf2dist.runtime import devices, session_options
+    from tf2dist.runtime import devices, tensorflow_config_proto
 
     monitor.wait_ready(limit)
     session.at_exit(lambda: monitor.end(together=False))
     with tensorflow_import.held_back_stderr():
-        session_options.use(cluster)
+        tensorflow_config_proto.use(cluster)
         devices.replica_devices(replicas)
         tf.config.experimental_connect_to_cluster(
             tf.train.ClusterSpec(cluster.spec),
@@ -319,7 +319,7 @@ def _make_strategy(
     session: Session, name: str, replicas: int | None, cluster: Cluster | None
 ) -> tf.distribute.Strategy:
     tensorflow_import.import_tensorflow()
-    from tf2dist.runtime.strategies import make_strategy
+    from tf2dist.runtime.make_strategy import make_strategy
 
     with tensorflow_import.held_back_stderr():
         session.strategy = make_strategy(name, replicas=replicas, cluster=cluster, start_timeout=session.start_timeout)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from tf2dist.cluster import stalls
 from tf2dist.cluster.stalls import Progress, State
 from tf2dist.cluster.task_monitor import FollowerMonitor, LeaderMonitor
-from tf2dist.compat.tracing_code import traces
+from tf2dist.compat.tracing_detection import traces
 from tf2dist.system import environment_variables
 from tf2dist.system.stacks import places_within
 

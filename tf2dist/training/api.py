@@ -18,14 +18,15 @@ from tf2dist.compat import model_methods
 from tf2dist.compat.model import logs_in_order, overridden_step
 from tf2dist.errors import START_AGAIN, CheckpointError, Preempted, UsageError, reason
 from tf2dist.input.data_adapter import FiniteDataAdapter
-from tf2dist.input.keras_arguments import as_data, split_rows
+from tf2dist.input.keras_arguments import as_data
 from tf2dist.input.make_adapter import make_data_adapter, make_finite_adapter, takes_batch_size
+from tf2dist.input.validation_split import split_rows
 from tf2dist.parameter_server.options import ParameterServer
 from tf2dist.runtime import peer_agreement, session
-from tf2dist.training import evaluator, model_validation
+from tf2dist.training import evaluator_task, model_validation
 from tf2dist.training.callbacks import as_list, includes, make_callback_list, need_every_batch
 from tf2dist.training.checkpoint import Checkpoint
-from tf2dist.training.loop import TrainingLoop
+from tf2dist.training.fit_loop import TrainingLoop
 from tf2dist.training.prepared_model import PreparedModel, prepare
 
 _log = logging.getLogger("tf2dist")
@@ -153,8 +154,10 @@ def fit(
     if session.current().is_evaluator:
         if validation is None:
             raise UsageError("an evaluator evaluates validation_data: give fit some")
-        directory = evaluator.checkpoint_of(callbacks).directory
-        return evaluator.follow(prepared, directory, validation, make_callback_list(model, (), steps=validation.steps))
+        directory = evaluator_task.checkpoint_of(callbacks).directory
+        return evaluator_task.follow(
+            prepared, directory, validation, make_callback_list(model, (), steps=validation.steps)
+        )
     announced = epoch_steps if steps_per_epoch or adapter.announced_steps else None
     callback_list = make_callback_list(
         model, callbacks, verbose=verbose, epochs=epochs, steps=announced, add_history=True, last=Checkpoint

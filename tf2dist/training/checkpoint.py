@@ -24,8 +24,8 @@ from tf2dist.errors import UsageError
 from tf2dist.runtime import collectives, session
 from tf2dist.system.local_paths import check_local
 from tf2dist.training import checkpoint_files
+from tf2dist.training.checkpoint_state import SavedProgress, TrainingState
 from tf2dist.training.status_file import StatusUpdates, read_stopped_at, write_status
-from tf2dist.training.training_progress import SavedProgress, TrainingState
 
 _log = logging.getLogger("tf2dist")
 

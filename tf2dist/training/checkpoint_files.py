@@ -24,8 +24,8 @@ from tf2dist.compat.model import seed_states
 from tf2dist.errors import CheckpointError
 from tf2dist.system.atomic_files import flush, flush_directory
 from tf2dist.training.checkpoint_compatibility import check_shapes, shapes_of
+from tf2dist.training.checkpoint_state import SavedProgress
 from tf2dist.training.status_file import STATUS_FILE
-from tf2dist.training.training_progress import SavedProgress
 
 _NAME = re.compile(r"checkpoint-(\d+)")
 _REPLACED = re.compile(r"\.(checkpoint-\d+)\.replaced")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tf2dist.errors import UsageError
-from tf2dist.execution.dispatcher import Dispatcher
+from tf2dist.execution.dispatcher_interface import Dispatcher
 from tf2dist.execution.replica_dispatcher import ReplicaDispatcher
 from tf2dist.parameter_server.asynchronous import AsynchronousDispatcher
 from tf2dist.parameter_server.options import ParameterServer

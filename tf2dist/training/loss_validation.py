@@ -13,9 +13,9 @@ import tensorflow as tf
 from tf2dist.compat import global_batch_loss
 from tf2dist.compat import model as keras_model
 from tf2dist.compat.stateless_scope import OverlayScope
-from tf2dist.compat.strategies import worker_count
+from tf2dist.compat.strategy_internals import worker_count
 from tf2dist.errors import UsageError
-from tf2dist.execution.compiled_step import CompiledStep
+from tf2dist.execution.keras_train_step import KerasTrainStep
 from tf2dist.parameter_server.options import ParameterServer
 
 _CUT = 1
@@ -30,7 +30,7 @@ def slices_of_update(strategy: tf.distribute.Strategy, options: ParameterServer)
     return strategy.num_replicas_in_sync
 
 
-def check_loss(step: CompiledStep, spec, options: ParameterServer) -> None:
+def check_loss(step: KerasTrainStep, spec, options: ParameterServer) -> None:
     """Raises ValueError for a loss of a batch that cannot be had from slices of it.
 
     Losses of Keras are known. What else a model computes is taken for a mean over examples, and here it is tried
@@ -66,7 +66,7 @@ def _is_of_keras(part) -> bool:
     return part is None or type(part).__module__.startswith("keras.")
 
 
-def _try(step: CompiledStep, batch, together: bool) -> str:
+def _try(step: KerasTrainStep, batch, together: bool) -> str:
     """Why the loss cannot be computed from slices; nothing if it can, or if that is not to be found out."""
     close = functools.partial(np.isclose, rtol=2e-3 if computes_in_16_bits(step.model) else 3e-5, atol=1e-6)
     first, rest = (

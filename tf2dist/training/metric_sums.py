@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf2dist.execution.train_step import TrainStep
+from tf2dist.execution.train_step_interface import TrainStep
 
 
 class MetricSums:

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tf2dist.compat.model import check_loss_spec, compiled_metrics, layers_of, overridden_step
 from tf2dist.compat.optimizers import wrapped_optimizers
 from tf2dist.compat.stateless_scope import compute_output_spec
-from tf2dist.compat.strategies import has_variable_partitioner, worker_count
+from tf2dist.compat.strategy_internals import has_variable_partitioner, worker_count
 from tf2dist.errors import TrainingError, UsageError
 from tf2dist.input.data_adapter import DataAdapter
 from tf2dist.parameter_server.options import ParameterServer

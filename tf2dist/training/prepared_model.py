@@ -14,11 +14,11 @@ import tensorflow as tf
 from tf2dist.compat import model as keras_model
 from tf2dist.compat.atomic_counter import count_atomically
 from tf2dist.compat.stateless_scope import compute_output_spec
-from tf2dist.execution.compiled_step import CompiledStep
 from tf2dist.execution.custom_train_step import CustomTrainStep
+from tf2dist.execution.keras_train_step import KerasTrainStep
 from tf2dist.execution.predict_step import PredictStep
 from tf2dist.execution.steps_per_execution import StepsPerExecutionTuner
-from tf2dist.execution.train_step import TrainStep
+from tf2dist.execution.train_step_interface import TrainStep
 from tf2dist.input.data_adapter import DataAdapter, FiniteDataAdapter
 from tf2dist.parameter_server.options import ParameterServer
 from tf2dist.runtime import session
@@ -66,7 +66,7 @@ class PreparedModel:
         self.strategy = model.distribute_strategy
         self.dispatcher = choose_dispatcher(self.strategy, options)
         self._tuner = StepsPerExecutionTuner()
-        self._step: CompiledStep | None = None
+        self._step: KerasTrainStep | None = None
         self._custom_steps: dict[str, CustomTrainStep] = {}  # by the model's methods, whose logs differ
         self._checked: list = []  # names of steps with specs of data that they were found to take
 
@@ -115,9 +115,9 @@ class PreparedModel:
                 count_atomically(self.model.optimizer)
         return self._step
 
-    def _compiled_step(self, data: DataAdapter) -> CompiledStep:
+    def _compiled_step(self, data: DataAdapter) -> KerasTrainStep:
         """The step of a model with Keras's own, if its loss can be computed on slices of a batch."""
-        step = CompiledStep(self.model)
+        step = KerasTrainStep(self.model)
         if loss_validation.slices_of_update(self.strategy, self.options) > 1:
             loss_validation.check_loss(step, data.element_spec(), self.options)
         return step

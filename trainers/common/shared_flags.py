@@ -9,7 +9,7 @@ from absl import flags
 from tf2dist.cluster import environments
 from tf2dist.cluster.roles import Role, leader_of, role_of
 from tf2dist.cluster.spec import MOST_TASKS, Cluster
-from tf2dist.cluster.strategies import STRATEGIES, default_strategy
+from tf2dist.cluster.strategy_names import STRATEGIES, default_strategy
 from tf2dist.errors import UsageError
 from tf2dist.system import files, gpus
 from tf2dist.system.local_paths import check_local

@@ -17,7 +17,7 @@ from tf2dist.launch.backend import Backend
 from tf2dist.launch.cluster_layout import LOCALHOST, Layout, PlacedTask
 from tf2dist.launch.gpu_sharing import GpuSharing, share_gpus
 from tf2dist.launch.process import Process
-from tf2dist.launch.settings import Settings
+from tf2dist.launch.process_group_settings import Settings
 from tf2dist.launch.supervisor import supervise
 from tf2dist.launch.threads_per_operation import thread_variables
 from tf2dist.launch.user_program import python_arguments

@@ -29,7 +29,7 @@ from tf2dist.launch.backends import ssh_connection
 from tf2dist.launch.cluster_layout import LOCALHOST, Layout, PlacedTask
 from tf2dist.launch.gpu_sharing import GpuSharing
 from tf2dist.launch.process import Process
-from tf2dist.launch.settings import Settings
+from tf2dist.launch.process_group_settings import Settings
 from tf2dist.launch.supervisor import supervise
 from tf2dist.launch.user_program import is_script
 from tf2dist.system import linux

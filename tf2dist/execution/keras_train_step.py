@@ -11,11 +11,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf2dist.compat import global_batch_gradients, global_batch_loss, layer_losses, synchronized_statistics
+from tf2dist.compat import global_batch_gradients, global_batch_loss, layer_losses, synchronized_batch_normalization
 from tf2dist.compat import model as keras_model
 from tf2dist.compat.stateless_scope import OverlayScope, in_stateless_scope
 from tf2dist.execution.flat_logs import as_logs
-from tf2dist.execution.slice_loss import Fraction, added, quotients, scaled
+from tf2dist.execution.loss_fractions import Fraction, added, quotients, scaled
 from tf2dist.runtime import collectives
 
 
@@ -39,7 +39,7 @@ class _Forward(NamedTuple):
     layer_losses: layer_losses.Losses
 
 
-class CompiledStep:
+class KerasTrainStep:
     """The steps of a model with Keras's own `train_step`, compiled and built. A `TrainStep`.
 
     Its gradients can also be computed in several places (`fractions`), and joined (`join`) and applied (`apply`) in
@@ -209,7 +209,7 @@ class CompiledStep:
                 added_losses = {}
                 if slice_weight is not None:
                     added_losses = stack.enter_context(layer_losses.kept_apart(self._as_mean_of_slice))
-                    stack.enter_context(synchronized_statistics.over_slices())
+                    stack.enter_context(synchronized_batch_normalization.over_slices())
                 elif tf.distribute.get_strategy().num_replicas_in_sync > 1:  # one device of a worker that has several
                     stack.enter_context(global_batch_loss.of_whole_batch())
                 y_pred = keras_model.call(self.model, x, training=training)

@@ -15,12 +15,12 @@ import tensorflow as tf
 
 from tf2dist.execution.predict_step import PredictStep
 from tf2dist.execution.steps_per_execution import EVALUATION_BATCHES
-from tf2dist.execution.train_step import TrainStep
+from tf2dist.execution.train_step_interface import TrainStep
 from tf2dist.input.batch_groups import group_signature, grouped, nbytes, single_batches
 from tf2dist.input.batch_slicing import ReplicaSlices
 from tf2dist.input.data_adapter import FiniteDataAdapter
-from tf2dist.parameter_server import wide_sums
-from tf2dist.parameter_server.execution_timeout import ExecutionTimeout
+from tf2dist.parameter_server import worker_metric_sums
+from tf2dist.parameter_server.straggler_timeout import StragglerTimeout
 from tf2dist.parameter_server.worker_pool import WorkerPool, repeat_element
 from tf2dist.runtime import session
 
@@ -62,7 +62,7 @@ class _Function:
     call: Any
     found: list[Any]
     data: FiniteDataAdapter
-    timeout: ExecutionTimeout = field(default_factory=lambda: ExecutionTimeout(_FIRST_SECONDS))
+    timeout: StragglerTimeout = field(default_factory=lambda: StragglerTimeout(_FIRST_SECONDS))
 
 
 @dataclass(frozen=True)
@@ -245,18 +245,18 @@ def _in_order(results: Iterator[tuple[_Shard, Any]]) -> Iterator[tuple[_Shard, A
 
 def _shard_sums(step: TrainStep):
     """A function from `n` batches to their metric sums."""
-    return lambda batches, n: (wide_sums.repeat(step, lambda: step.evaluate(next(batches)), n), ())
+    return lambda batches, n: (worker_metric_sums.repeat(step, lambda: step.evaluate(next(batches)), n), ())
 
 
 def _each_sums(step: TrainStep):
     """A function from `n` batches to the metric sums of each, stacked."""
 
     def compute(batches, n):
-        none = wide_sums.zeros(step)
+        none = worker_metric_sums.zeros(step)
         arrays = [tf.TensorArray(t.dtype, n, element_shape=t.shape) for t in none]
 
         def write(i, arrays):
-            sums = wide_sums.add(none, step.evaluate(next(batches)))
+            sums = worker_metric_sums.add(none, step.evaluate(next(batches)))
             return [a.write(i, t) for a, t in zip(arrays, sums, strict=True)]
 
         return [a.stack() for a in keras.ops.fori_loop(0, n, write, arrays)], ()

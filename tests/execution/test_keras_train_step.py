@@ -12,13 +12,13 @@ from tests.models import OPTIMIZERS, classifier, data
 @pytest.fixture
 def step(tf):
     from tf2dist.compat.model import build_from_specs
-    from tf2dist.execution.compiled_step import CompiledStep
+    from tf2dist.execution.keras_train_step import KerasTrainStep
 
     model = classifier(OPTIMIZERS["sgd"]())
     x, _ = data()
     build_from_specs(model, (keras.KerasTensor((None, x.shape[1]), "float32"), keras.KerasTensor((None,), "int64")))
     model.optimizer.build(model.trainable_variables)
-    return CompiledStep(model)
+    return KerasTrainStep(model)
 
 
 def gradients(tf, step, batch, weight):
@@ -112,14 +112,14 @@ def test_fractions_of_slices_join(tf, step, cut):
 def test_a_whole_batch_on_one_of_several_devices(tf):
     """A worker with two GPUs evaluates a shard on one of them: Keras would halve each mean."""
     from tf2dist.compat.model import build_from_specs
-    from tf2dist.execution.compiled_step import CompiledStep
+    from tf2dist.execution.keras_train_step import KerasTrainStep
 
     x, y = data()
     with tf2dist.make_strategy("mirrored", replicas=2).scope():
         model = classifier(OPTIMIZERS["sgd"]())
         model.layers[-1].activity_regularizer = keras.regularizers.L2(0.1)
         build_from_specs(model, (keras.KerasTensor((None, x.shape[1]), "float32"), keras.KerasTensor((None,), "int64")))
-        step = CompiledStep(model)
+        step = KerasTrainStep(model)
         logs = step.logs([s.numpy() for s in tf.function(lambda: step.evaluate((x, y)), autograph=False)()])
     alone = classifier(OPTIMIZERS["sgd"]())
     alone.layers[-1].activity_regularizer = keras.regularizers.L2(0.1)

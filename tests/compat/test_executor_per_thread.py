@@ -13,7 +13,7 @@ def waits(monkeypatch, work):
 
 
 def test_tensorflow_itself_waits_for_what_all_threads_have_begun(tf, monkeypatch):
-    """Fails when `tf2dist.compat.own_executors` is no longer needed."""
+    """Fails when `tf2dist.compat.executor_per_thread` is no longer needed."""
     from tensorflow.python.eager import context
 
     def leave():
@@ -29,12 +29,12 @@ def test_tensorflow_itself_waits_for_what_all_threads_have_begun(tf, monkeypatch
 def test_our_scope_does_not_wait(tf, monkeypatch):
     from tensorflow.python.eager import executor
 
-    from tf2dist.compat import own_executors
+    from tf2dist.compat import executor_per_thread
 
     used = executor.new_executor(enable_async=False)
 
     def call():
-        with own_executors._scope(used):
+        with executor_per_thread._scope(used):
             assert int(tf.constant(1) + 1) == 2
 
     assert waits(monkeypatch, call) == 0

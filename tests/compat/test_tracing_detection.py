@@ -4,7 +4,7 @@ import sys
 import traceback
 
 from tf2dist import make_strategy
-from tf2dist.compat.tracing_code import traces
+from tf2dist.compat.tracing_detection import traces
 
 
 def _is_tracing():

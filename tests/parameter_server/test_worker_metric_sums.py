@@ -22,8 +22,8 @@ def step(tf):
 
 
 def test_no_count_is_lost(tf, step):
-    from tf2dist.parameter_server import wide_sums
+    from tf2dist.parameter_server import worker_metric_sums
 
-    examples, counts = tf.function(lambda n: wide_sums.repeat(step, step.sums, n))(tf.constant(3))
+    examples, counts = tf.function(lambda n: worker_metric_sums.repeat(step, step.sums, n))(tf.constant(3))
     assert examples.numpy() == 3 * 2**23 + 3
     assert counts.numpy().tolist() == [3 * 2**30, 3]

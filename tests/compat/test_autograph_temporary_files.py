@@ -11,9 +11,9 @@ pytestmark = [pytest.mark.timeout(120), pytest.mark.slow]
 PROGRAM = """
 import linecache, os, signal, sys
 import tensorflow as tf
-from tf2dist.compat import generated_code
+from tf2dist.compat import autograph_temporary_files
 if os.environ["REMOVE"] == "1":
-    generated_code.remove_files_at_once()
+    autograph_temporary_files.remove_files_at_once()
 
 @tf.function
 def positive(x):
@@ -53,7 +53,7 @@ def test_files_of_a_process_that_is_killed(tmp_path):
     for directory in directories:
         directory.mkdir()
     (theirs, said), (ours, also_said) = (left_by(d, r) for d, r in zip(directories, "01", strict=True))
-    assert theirs  # else TensorFlow has mended it, and `generated_code` may go
+    assert theirs  # else TensorFlow has mended it, and `autograph_temporary_files` may go
     assert ours == []
     assert said == also_said  # the error, and that there is source to show
     error, files = said.splitlines()

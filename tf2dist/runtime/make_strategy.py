@@ -14,19 +14,19 @@ import tensorflow as tf
 from tf2dist.cluster import rendezvous
 from tf2dist.cluster.roles import Role, role_of
 from tf2dist.cluster.spec import Cluster
-from tf2dist.cluster.strategies import STRATEGIES, check_strategy
-from tf2dist.compat.cancellation import cancel_by_own_manager
+from tf2dist.cluster.strategy_names import STRATEGIES, check_strategy
+from tf2dist.compat.autograph_temporary_files import remove_files_at_once
+from tf2dist.compat.cancellation_per_thread import cancel_by_own_manager
 from tf2dist.compat.central_storage import aggregate_by_default
 from tf2dist.compat.eager_operations import run_operations_without_functions
+from tf2dist.compat.executor_per_thread import use_own_executors
 from tf2dist.compat.fetched_results import fetch_without_functions
-from tf2dist.compat.generated_code import remove_files_at_once
 from tf2dist.compat.gil_released_calls import release_gil_in_remote_calls
-from tf2dist.compat.local_replicas import multi_worker_mirrored
-from tf2dist.compat.own_executors import use_own_executors
+from tf2dist.compat.multiworker_cpu_replicas import multi_worker_mirrored
 from tf2dist.compat.scheduled_functions import observe_scheduling
-from tf2dist.compat.strategies import mirrored
+from tf2dist.compat.strategy_internals import mirrored
 from tf2dist.errors import UsageError
-from tf2dist.runtime import devices, gpu_communication, session_options
+from tf2dist.runtime import devices, gradient_all_reduce, tensorflow_config_proto
 
 __all__ = ["STRATEGIES", "make_strategy"]
 
@@ -58,7 +58,7 @@ def make_strategy(
     if name == "central":
         return _central(devices.replica_devices(replicas, default=devices.CPU_REPLICAS[name]))
     assert cluster is not None  # role_of has seen to it
-    session_options.use(cluster)
+    tensorflow_config_proto.use(cluster)
     if name == "multiworker":
         return _multiworker(cluster, devices.replica_devices(replicas))
     if role is not Role.COORDINATOR:
@@ -76,13 +76,13 @@ def make_strategy(
 @functools.cache
 def _mirrored(*compute: str) -> tf.distribute.Strategy:
     """Returns one strategy object for the same devices."""
-    return mirrored(compute, gpu_communication.within_process(compute))
+    return mirrored(compute, gradient_all_reduce.within_process(compute))
 
 
 def _multiworker(cluster: Cluster, compute: list[str]) -> tf.distribute.Strategy:
     """Returns a strategy with these replicas in each process."""
     processes = cluster.count("worker") + cluster.count("chief")
-    options = gpu_communication.between_processes(compute, processes)
+    options = gradient_all_reduce.between_processes(compute, processes)
     # Without the number of GPUs the strategy would train on the CPU: TensorFlow's resolver does not count them.
     gpus = len(devices.physical_gpus(compute))
     resolver = _resolver(cluster, member=True, num_accelerators={"GPU": gpus} if gpus else None)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tf2dist.execution.predict_step import PredictStep
-from tf2dist.execution.train_step import TrainStep
+from tf2dist.execution.train_step_interface import TrainStep
 from tf2dist.input.data_adapter import DataAdapter, FiniteDataAdapter
 
 

@@ -72,14 +72,14 @@ def leaves_while_another_is_inside(module):
 
 
 def test_upstream_cancels_what_other_threads_call(tf, fresh):
-    """Fails when `tf2dist.compat.cancellation` is no longer needed."""
+    """Fails when `tf2dist.compat.cancellation_per_thread` is no longer needed."""
     assert outcome(tf, fresh, own=False) == ["cancelled"]
     assert not leaves_while_another_is_inside(fresh)
 
 
 @pytest.mark.slow
 def test_ours_cancels_what_the_same_thread_calls(tf, fresh):
-    from tf2dist.compat.cancellation import cancel_by_own_manager
+    from tf2dist.compat.cancellation_per_thread import cancel_by_own_manager
 
     cancel_by_own_manager(fresh)
     assert outcome(tf, fresh, own=False) == [7]

@@ -25,9 +25,9 @@ from tf2dist.input.data_adapter import FiniteDataAdapter
 from tf2dist.runtime import session
 from tf2dist.training import checkpoint_files
 from tf2dist.training.checkpoint import Checkpoint
+from tf2dist.training.checkpoint_state import SavedProgress
 from tf2dist.training.prepared_model import PreparedModel
 from tf2dist.training.status_file import read_status
-from tf2dist.training.training_progress import SavedProgress
 
 _POLL_SECONDS = 0.5
 _SAVES_WITHIN = 45.0  # seconds from when this process is asked to stop; platforms that ask give about a minute

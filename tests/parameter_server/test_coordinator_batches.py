@@ -7,7 +7,7 @@ import pytest
 @pytest.fixture
 def made(tf):
     from tf2dist.input.batch_groups import single_batches
-    from tf2dist.parameter_server.sent_batches import SentBatches
+    from tf2dist.parameter_server.coordinator_batches import SentBatches
 
     def batches():
         for number in range(6):

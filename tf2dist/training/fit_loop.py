@@ -11,7 +11,7 @@ import keras
 
 from tf2dist.compat.model import forget_initial_epoch, initial_epoch, restored_variables
 from tf2dist.errors import START_AGAIN
-from tf2dist.execution.dispatcher import ExecutionResult
+from tf2dist.execution.dispatcher_interface import ExecutionResult
 from tf2dist.execution.steps_per_execution import StepsPerExecutionTuner
 from tf2dist.input.data_adapter import DataAdapter
 from tf2dist.runtime import collectives, session
@@ -23,10 +23,10 @@ from tf2dist.training.callbacks import (
     needs_batch_logs,
 )
 from tf2dist.training.checkpoint import Checkpoint
+from tf2dist.training.checkpoint_state import TrainingState
 from tf2dist.training.metric_sums import MetricSums
 from tf2dist.training.nan_loss import fails_on_nan, nan_error
 from tf2dist.training.prepared_model import PreparedModel
-from tf2dist.training.training_progress import TrainingState
 
 _log = logging.getLogger("tf2dist")
 

@@ -48,7 +48,7 @@ def pool():
 
 @pytest.fixture
 def passes(tf, pool):
-    from tf2dist.parameter_server.sharded_pass import ShardedPass
+    from tf2dist.parameter_server.sharded_evaluate_predict import ShardedPass
 
     return ShardedPass(pool)
 
@@ -69,7 +69,7 @@ def test_shards_that_wait_for_others_are_steps(tf, passes):
 @pytest.mark.slow
 def test_a_dataset_is_read_once_however_long_it_is(tf, pool, passes):
     """And batch by batch the results are those of each batch, in order."""
-    from tf2dist.execution.compiled_step import CompiledStep
+    from tf2dist.execution.keras_train_step import KerasTrainStep
     from tf2dist.execution.predict_step import PredictStep
     from tf2dist.input.make_adapter import make_finite_adapter
 
@@ -84,7 +84,7 @@ def test_a_dataset_is_read_once_however_long_it_is(tf, pool, passes):
 
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).repeat(8).map(note).batch(3)
     adapter = make_finite_adapter(dataset)
-    step = CompiledStep(model)
+    step = KerasTrainStep(model)
     whole = list(passes.evaluate(step, adapter, one_by_one=False))
     assert int(read) == 8 * len(x)
     each = list(passes.evaluate(step, adapter, one_by_one=True))
@@ -101,14 +101,14 @@ def test_a_dataset_is_read_once_however_long_it_is(tf, pool, passes):
 
 
 def test_a_dataset_that_ends_early(tf, passes):
-    from tf2dist.execution.compiled_step import CompiledStep
+    from tf2dist.execution.keras_train_step import KerasTrainStep
     from tf2dist.input.make_adapter import make_finite_adapter
 
     model = classifier(OPTIMIZERS["sgd"]())
     model.evaluate(*data(), verbose=0)
     ends = tf.data.Dataset.from_tensor_slices(data()).filter(lambda x, y: True).batch(8)
     with pytest.raises(tf.errors.OutOfRangeError, match="the dataset has"):
-        list(passes.evaluate(CompiledStep(model), make_finite_adapter(ends, steps=1000), one_by_one=False))
+        list(passes.evaluate(KerasTrainStep(model), make_finite_adapter(ends, steps=1000), one_by_one=False))
 
 
 def test_arrays_take_the_place_of_others_of_their_shape(passes):
