@@ -121,6 +121,27 @@ def test_predict_looks_at_no_metric(strategy):
     assert tf2dist.predict(compiled(strategy, metrics=[Largest()]), data()).shape == (103, 3)
 
 
+def test_a_step_of_ones_own_on_several_replicas_is_no_graph(tf):
+    """Compiled models are trained as in graphs, and so is such a step on one device."""
+
+    class OwnStep(keras.Model):
+        def train_step(self, data):
+            return super().train_step(data)
+
+    with tf2dist.make_strategy("mirrored", replicas=2).scope():
+        inputs = keras.Input((3,))
+        model = OwnStep(inputs, keras.layers.Dense(1)(inputs))
+        model.compile("sgd", "mse")
+    tf.config.run_functions_eagerly(True)
+    try:
+        with pytest.raises(
+            ValueError, match=r"OwnStep overrides train_step, and .*run_functions_eagerly.* strategy one"
+        ):
+            tf2dist.fit(model, np.zeros([4, 3]), np.zeros([4, 1]), verbose=0)
+    finally:
+        tf.config.run_functions_eagerly(False)
+
+
 def test_run_eagerly(strategy):
     with pytest.raises(ValueError, match="run_eagerly=True"):
         fit(compiled(strategy, run_eagerly=True))
