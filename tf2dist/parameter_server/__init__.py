@@ -1,4 +1,4 @@
 """Workers run the steps, on variables that parameter servers hold: asynchronously, in lockstep, or on local copies.
 
-Imports `cluster`, `compat`, `runtime`, `input`, `execution` and `layers`; implements `execution.dispatcher.Dispatcher`.
+Imports `cluster`, `compat`, `runtime`, `input`, `execution` and `layers`; implements `Dispatcher`.
 """
