@@ -618,16 +618,16 @@ def test_an_evaluator_evaluates_again_what_was_replaced(tmp_path, monkeypatch):
 
 def test_two_trainings_in_one_directory_are_said(tmp_path, caplog, monkeypatch):
     """By both, once; one alone, and one after another that was killed, say nothing."""
-    from tf2dist.training import status_file
+    from tf2dist.training import one_training_per_directory as module
 
-    monkeypatch.setattr(status_file, "STATUS_SECONDS", 0.01)
-    status_file.write_status(str(tmp_path), "training", writer="process 1 of a host that is gone")
+    monkeypatch.setattr(module, "STATUS_SECONDS", 0.01)
+    module.write_status(str(tmp_path), "training", writer="process 1 of a host that is gone")
     with caplog.at_level(logging.WARNING, "tf2dist"):
-        ours = status_file.StatusUpdates(str(tmp_path))
+        ours = module.StatusUpdates(str(tmp_path))
         time.sleep(0.5)
         assert not caplog.records
-        monkeypatch.setattr(status_file.socket, "gethostname", lambda: "elsewhere")
-        theirs = status_file.StatusUpdates(str(tmp_path))
+        monkeypatch.setattr(module.socket, "gethostname", lambda: "elsewhere")
+        theirs = module.StatusUpdates(str(tmp_path))
         deadline = time.monotonic() + 30
         while len(caplog.records) < 2:
             assert time.monotonic() < deadline

@@ -17,6 +17,7 @@ from tf2dist.compat.autograph import as_in_function
 from tf2dist.execution.dispatcher_interface import ExecutionResult
 from tf2dist.execution.predict_step import PredictStep
 from tf2dist.execution.steps_per_execution import EVALUATION_BATCHES
+from tf2dist.execution.stop_agreement import StopAgreement
 from tf2dist.execution.train_step_interface import TrainStep
 from tf2dist.input.batch_slicing import ReplicaSlices, one_slice_an_element
 from tf2dist.input.data_adapter import DataAdapter, FiniteDataAdapter
@@ -46,7 +47,7 @@ class ReplicaDispatcher:
         self._results: deque[ExecutionResult] = deque()
         self._global_step = 0
         self._seconds = 0.0  # of the last execution
-        self._peer_asked_to_stop = False  # as the peers knew in the last execution
+        self._agreement = StopAgreement(self._peers)
         self._evaluation: Any = None
         self._prediction: Any = None
 
@@ -58,18 +59,11 @@ class ReplicaDispatcher:
     @property
     def asked_to_stop(self) -> bool:
         """See `Dispatcher`. Peers tell each other in executions, so a request waits for the end of the next one."""
-        return self._peer_asked_to_stop if self._peers > 1 else session.current().preemption.stops_training
+        return self._agreement.asked_to_stop if self._peers > 1 else session.current().preemption.stops_training
 
     def compile(self, step: TrainStep):
         """`f(iterator, element_per_replica, n i32[], notes f32[2]) -> [*sums, notes]`; peers add up their notes."""
         return self._execution(step, step.update)
-
-    def _notes(self) -> tf.Tensor:
-        """What peers tell each other in an execution, since one more collective would cost more than it carries.
-
-        The seconds of the last execution; and whether this peer was asked to stop.
-        """
-        return tf.constant([self._seconds, float(session.current().preemption.stops_training)])
 
     def _execution(self, step: TrainStep, function: Callable):
         strategy = self._strategy
@@ -137,20 +131,16 @@ class ReplicaDispatcher:
     def schedule(self, execution, stream: _Stream, steps: int, seconds: float = math.inf) -> int:
         """Runs `steps` steps, however long they take."""
         began = time.perf_counter()
-        *sums, notes = execution(stream.iterator, stream.element_per_replica, tf.constant(steps), self._notes())
-        sums, last = [t.numpy() for t in sums], self._noted(notes)
+        *sums, notes = execution(
+            stream.iterator, stream.element_per_replica, tf.constant(steps), self._agreement.notes(self._seconds)
+        )
+        sums, last = [t.numpy() for t in sums], self._agreement.take(notes)
         self._seconds = time.perf_counter() - began
         self._global_step += steps
         # Peers must choose the same length for the next execution, so they go by the mean of their last times.
-        taken = last / self._peers if self._peers > 1 else self._seconds
+        taken = last if self._peers > 1 else self._seconds
         self._results.append(ExecutionResult(steps, sums, taken))
         return steps
-
-    def _noted(self, notes: tf.Tensor) -> float:
-        """Takes up what the peers have told each other; returns the sum of the seconds of their last executions."""
-        seconds, asked = notes.numpy()
-        self._peer_asked_to_stop = bool(asked)
-        return float(seconds)
 
     def next_result(self) -> ExecutionResult:
         """See `Dispatcher`."""
@@ -170,9 +160,14 @@ class ReplicaDispatcher:
         left = data.steps or 0
         while left:
             n = 1 if one_by_one else min(left, EVALUATION_BATCHES)
-            arguments = stream.iterator, stream.element_per_replica, tf.constant(n), self._notes()
+            arguments = (
+                stream.iterator,
+                stream.element_per_replica,
+                tf.constant(n),
+                self._agreement.notes(self._seconds),
+            )
             *sums, notes = self._evaluation(*arguments)
-            self._noted(notes)
+            self._agreement.take(notes)
             yield n, [t.numpy() for t in sums]
             left -= n
 

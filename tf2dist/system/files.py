@@ -23,20 +23,17 @@ import copy
 import importlib.util
 import io
 import os
-import queue
 import re
 import secrets
 import tempfile
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import IO, Any, TypeVar, cast
 
 from tf2dist.errors import UsageError, printable, reason
-from tf2dist.system import environment_variables
+from tf2dist.system import environment_variables, store_timeout
 from tf2dist.system.local_paths import split_url
 
-TIMEOUT = 60.0  # seconds
 _BLOCK = 1 << 20  # bytes that a reader asks for at a time
 _PART = 8 << 20  # bytes of one request of an upload: a slow line sends them within the limit
 _Result = TypeVar("_Result")
@@ -450,44 +447,17 @@ def _has(system: Any, bucket: str) -> bool:
 
 
 def _within_limit(url: str, action: str, work: Callable[[Callable[[], None]], _Result]) -> _Result:
-    """Returns what `work` does in a thread; it calls its argument whenever it has come on.
-
-    A library may wait for ever, whatever it was told. A thread that does is left behind, and ends with the process; one
-    that comes on all the same ends then.
-    """
+    """Returns what `work` does (see `store_timeout.call`). Raises StoreError if it fails, or takes too long."""
+    limit = store_timeout.limit()
     try:
-        limit = environment_variables.seconds(environment_variables.FILES_TIMEOUT, os.environ, TIMEOUT)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-    events: queue.Queue[tuple[str, Any]] = queue.Queue()
-    given_up = threading.Event()
-
-    def beat() -> None:
-        if given_up.is_set():
-            raise TimeoutError
-        events.put(("on", None))
-
-    def run() -> None:
-        try:
-            events.put(("done", work(beat)))
-        except BaseException as error:
-            events.put(("failed", error))
-
-    threading.Thread(target=run, name="tf2dist-files", daemon=True).start()
-    what: str = "on"
-    found: Any = None
-    while what == "on":
-        try:
-            what, found = events.get(timeout=limit)
-        except queue.Empty:
-            given_up.set()
-            raise StoreError(
-                url, action, f"the store has not answered within {limit:g} s ({environment_variables.FILES_TIMEOUT})"
-            ) from None
-    if what == "failed":
-        kind = NoObjectError if isinstance(found, FileNotFoundError) else StoreError
-        raise kind(url, action, _cause(found))
-    return cast("_Result", found)
+        return store_timeout.call(limit, work)
+    except store_timeout.NoAnswerError:
+        raise StoreError(
+            url, action, f"the store has not answered within {limit:g} s ({environment_variables.FILES_TIMEOUT})"
+        ) from None
+    except store_timeout.FailedError as failed:
+        kind = NoObjectError if isinstance(failed.error, FileNotFoundError) else StoreError
+        raise kind(url, action, _cause(failed.error)) from None
 
 
 def _cause(error: BaseException) -> str:

@@ -23,7 +23,7 @@ from tf2dist.input.make_adapter import make_data_adapter, make_finite_adapter, t
 from tf2dist.input.validation_split import split_rows
 from tf2dist.parameter_server.options import ParameterServer
 from tf2dist.runtime import peer_agreement, session
-from tf2dist.training import evaluator_task, model_validation
+from tf2dist.training import data_validation, evaluator_task, model_validation
 from tf2dist.training.callbacks import as_list, includes, make_callback_list, need_every_batch
 from tf2dist.training.checkpoint import Checkpoint
 from tf2dist.training.fit_loop import TrainingLoop
@@ -275,7 +275,7 @@ def _one_pass(data: Any, batch_size: int | None, steps: int | None, name: str) -
     limited = _capped(adapter.steps, keras.config.max_steps_per_epoch(), name)
     if limited is not None and limited != adapter.steps:
         adapter = adapter.first(limited)
-    model_validation.check_has_end(adapter, name)
+    data_validation.check_has_end(adapter, name)
     return adapter
 
 

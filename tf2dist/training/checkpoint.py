@@ -25,7 +25,8 @@ from tf2dist.runtime import collectives, session
 from tf2dist.system.local_paths import check_local
 from tf2dist.training import checkpoint_files
 from tf2dist.training.checkpoint_state import SavedProgress, TrainingState
-from tf2dist.training.status_file import StatusUpdates, read_stopped_at, write_status
+from tf2dist.training.one_training_per_directory import StatusUpdates
+from tf2dist.training.status_file import read_stopped_at, write_status
 
 _log = logging.getLogger("tf2dist")
 

@@ -15,7 +15,7 @@ from tf2dist.execution.dispatcher_interface import ExecutionResult
 from tf2dist.execution.steps_per_execution import StepsPerExecutionTuner
 from tf2dist.input.data_adapter import DataAdapter
 from tf2dist.runtime import collectives, session
-from tf2dist.training import model_validation
+from tf2dist.training import data_validation
 from tf2dist.training.callbacks import (
     has_batch_hooks,
     history_of,
@@ -236,12 +236,12 @@ class TrainingLoop:
                     break
                 n = 1 if model.stop_training else self._tuner.next(end - step, self._max_in_flight)
                 callbacks.on_train_batch_begin(step - (end - self._steps_per_epoch))
-                with model_validation.data_may_fail(self._data), progress.steps():
+                with data_validation.data_may_fail(self._data), progress.steps():
                     step += dispatcher.schedule(self._prepared.train_function, stream, n, self._tuner.limit)
                 in_flight += 1
             if not in_flight:
                 return finished
-            with model_validation.data_may_fail(self._data), progress.steps():
+            with data_validation.data_may_fail(self._data), progress.steps():
                 result = dispatcher.next_result()
             finished, in_flight, step = finished + result.steps, in_flight - 1, step - result.given_back
             lost = lost or result.sums is None

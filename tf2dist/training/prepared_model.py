@@ -22,7 +22,7 @@ from tf2dist.execution.train_step_interface import TrainStep
 from tf2dist.input.data_adapter import DataAdapter, FiniteDataAdapter
 from tf2dist.parameter_server.options import ParameterServer
 from tf2dist.runtime import session
-from tf2dist.training import custom_step_trial, loss_validation, model_validation
+from tf2dist.training import custom_step_trial, data_validation, loss_validation, metric_validation, model_validation
 from tf2dist.training.callbacks import needs_batch_logs
 from tf2dist.training.choose_dispatcher import choose_dispatcher
 from tf2dist.training.metric_sums import MetricSums
@@ -101,7 +101,7 @@ class PreparedModel:
         if own and self.strategy.num_replicas_in_sync > 1:
             custom_step_trial.check(self._custom_steps[step], step, spec)
         if not own and step != "predict_step":
-            model_validation.check_metrics(self.model, spec)
+            metric_validation.check_metrics(self.model, spec)
         self._checked.append((step, spec))
 
     def train_step(self, data: DataAdapter, step: str = "train_step") -> TrainStep:
@@ -138,7 +138,7 @@ class PreparedModel:
         """Begins and ends one pass over the data, and closes it after an error."""
         data.begin_epoch()
         try:
-            with model_validation.data_may_fail(data):
+            with data_validation.data_may_fail(data):
                 yield
         finally:
             data.close()

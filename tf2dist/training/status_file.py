@@ -7,13 +7,10 @@ stopped, and that was over when its job was preempted, it also holds the step, f
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import math
 import os
-import socket
-import threading
 import time
 
 from tf2dist.system.atomic_files import replacing
@@ -38,6 +35,12 @@ def read_stopped_at(directory: str) -> int | None:
     found = _read(directory)
     step = found.get("stopped_at")
     return step if found.get("state") == "preempted" and isinstance(step, int) and step >= 0 else None
+
+
+def read_writer(directory: str) -> str:
+    """Who has written the status; "" if nobody says so."""
+    writer = _read(directory).get("writer")
+    return writer if isinstance(writer, str) else ""
 
 
 def _read(directory: str) -> dict[str, object]:
@@ -67,47 +70,3 @@ def write_status(directory: str, state: str, *, stopped_at: int | None = None, w
     )
     with replacing(os.path.join(directory, STATUS_FILE)) as (part,), open(part, "w") as file:
         json.dump(status, file)
-
-
-class StatusUpdates:
-    """Keeps the status at "training" until `end`, and warns of another training that does so in the same directory.
-
-    Raises:
-      OSError: the directory cannot be written.
-    """
-
-    def __init__(self, directory: str):
-        self._directory = directory
-        self._writer = f"process {os.getpid()} of {socket.gethostname()}"
-        self._over = threading.Event()
-        os.makedirs(directory, exist_ok=True)
-        write_status(directory, "training", writer=self._writer)
-        self._thread = threading.Thread(target=self._update, daemon=True)
-        self._thread.start()
-
-    def _update(self) -> None:
-        is_alone = True
-        while not self._over.wait(STATUS_SECONDS):
-            with contextlib.suppress(OSError):
-                if is_alone and (other := self._other_writer()):
-                    is_alone = False
-                    _log.warning(
-                        "tf2dist: %s writes checkpoints to %s too: each removes the other's, and goes on from them; "
-                        "give each training a directory of its own", other, self._directory,
-                    )  # fmt: skip
-                write_status(self._directory, "training", writer=self._writer)
-
-    def _other_writer(self) -> str:
-        """Who has written the status since this training did; nobody, if it is still this one's."""
-        writer = _read(self._directory).get("writer")
-        return writer if isinstance(writer, str) and writer != self._writer else ""
-
-    def end(self, status: str) -> None:
-        """Writes the last status.
-
-        Raises:
-          OSError: it cannot be written.
-        """
-        self._over.set()
-        self._thread.join()
-        write_status(self._directory, status, writer=self._writer)
