@@ -11,7 +11,6 @@ import dataclasses
 import logging
 import os
 import pickle
-import shutil
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -162,14 +161,8 @@ class Checkpoint(keras.callbacks.Callback):
             return
         written = checkpoint_files.write_checkpoint(self._state.model, progress, self.directory)
         self._saved_step, self._saved_in_epoch = progress.global_step, (ends_epoch, stops)
-        # A damaged one is of a higher step, so it would count as the newest, and good ones would be removed for it.
-        for path in self._damaged:
-            if path != written:
-                with contextlib.suppress(OSError):  # somebody has removed it
-                    checkpoint_files.set_aside(path)
+        checkpoint_files.keep_newest(self.directory, self.keep, written, self._damaged)
         self._damaged = []
-        for path in checkpoint_files.list_checkpoints(self.directory)[: -self.keep]:
-            shutil.rmtree(path, ignore_errors=True)
 
     def save_before_end(self, *, ends_epoch: bool, stops: bool) -> str:
         """Saves, in the process that writes, since the job is to end; returns where, and nothing in another process.

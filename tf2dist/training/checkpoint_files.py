@@ -7,6 +7,7 @@ found to be damaged is kept as `directory/damaged-checkpoint-1200/`, where nothi
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -14,6 +15,7 @@ import os
 import re
 import secrets
 import shutil
+from collections.abc import Sequence
 
 import h5py
 import keras
@@ -197,6 +199,24 @@ def read_checkpoint(model: keras.Model, path: str) -> SavedProgress:
 def _sha256(path: str) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def keep_newest(directory: str, count: int, written: str, damaged: Sequence[str]) -> None:
+    """Removes all checkpoints but the newest ones, when another was written.
+
+    Args:
+      directory: of the checkpoints.
+      count: how many to keep.
+      written: the path of the newest.
+      damaged: paths of those that were found to be damaged. They are set aside: one is of a higher step, so it would
+        count as the newest, and good ones would be removed for it.
+    """
+    for path in damaged:
+        if path != written:
+            with contextlib.suppress(OSError):  # somebody has removed it
+                set_aside(path)
+    for path in list_checkpoints(directory)[:-count]:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def set_aside(path: str) -> None:
