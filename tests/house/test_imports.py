@@ -32,6 +32,8 @@ LIGHT = [
     "tf2dist.data.tfrecord.__main__",
     "tf2dist.convert_checkpoint",
     "tf2dist.convert_checkpoint.find_checkpoint",
+    "tf2dist.convert_checkpoint.model_argument",
+    "tf2dist.convert_checkpoint.name_map",
     "tf2dist.convert_checkpoint.match_variables",
     "tf2dist.convert_checkpoint.__main__",
     "trainers.common.shared_flags",

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 
 from tests.hostile import contents, examples, parsed, texts, variables
-from tf2dist.convert_checkpoint import ConvertError, find_checkpoint
+from tf2dist.convert_checkpoint import ConvertError, find_checkpoint, model_argument, name_map
 from tf2dist.migrate.__main__ import main
 
 _PROGRAM = (
@@ -36,13 +36,13 @@ def test_very_much_of_one_thing(tmp_path, text):
 def test_name_maps(tmp_path_factory, content):
     path = tmp_path_factory.getbasetemp() / "map.json"
     path.write_bytes(content)
-    parsed(ConvertError, find_checkpoint.name_map, str(path))
+    parsed(ConvertError, name_map.read_name_map, str(path))
 
 
 @examples()
 @given(variables("trainers.mnist_networks:sigmoid(0.001)", "a.b:f(0.1, n=[2, 'x'])", "a:b.c"))
 def test_names_of_models(text):
-    parsed(ConvertError, find_checkpoint.parsed, text)
+    parsed(ConvertError, model_argument.parsed, text)
 
 
 _MODELS = ("a:f(" + "[" * 1000, "a:" + "-" * 5000 + "1", "a:f(" + "9" * 5000 + ")", "a:f(*b)", "a:f({[]: 1})",
@@ -51,7 +51,7 @@ _MODELS = ("a:f(" + "[" * 1000, "a:" + "-" * 5000 + "1", "a:f(" + "9" * 5000 + "
 
 @pytest.mark.parametrize("text", _MODELS, ids=range(len(_MODELS)))
 def test_models_of_too_much(text):
-    parsed(ConvertError, find_checkpoint.parsed, text)
+    parsed(ConvertError, model_argument.parsed, text)
 
 
 @examples()

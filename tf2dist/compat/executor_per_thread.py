@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 from collections.abc import Iterator
 
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import context, executor
+
+_here = threading.local()
 
 
 def use_own_executors() -> None:
@@ -19,7 +20,7 @@ def use_own_executors() -> None:
     tensorflow/python/eager/context.py makes an object for the executor that was left, which waits when it is freed),
     and before each element of a dataset (`execution_mode` in the same file).
     """
-    context.context().executor = _own()
+    context.context().executor = _of_this_thread()
     context.executor_scope = _scope
 
 
@@ -32,18 +33,14 @@ def in_own_executor() -> Iterator[None]:
     of which one is from a worker that is killed. A `ClusterCoordinator` would take both workers for lost, and wait
     until the lost one is back before it uses the other.
     """
-    if not hasattr(_here, "executor"):
-        _here.executor = executor.new_executor(enable_async=False)
-    with _scope(_here.executor):
+    with _scope(_of_this_thread()):
         yield
 
 
-_here = threading.local()
-
-
-@functools.cache
-def _own() -> executor.Executor:
-    return executor.new_executor(enable_async=False)
+def _of_this_thread() -> executor.Executor:
+    if not hasattr(_here, "executor"):
+        _here.executor = executor.new_executor(enable_async=False)
+    return _here.executor
 
 
 @contextlib.contextmanager

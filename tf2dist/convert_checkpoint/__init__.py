@@ -1,8 +1,7 @@
 """Converts a checkpoint of TensorFlow 1 for a Keras 3 model: python -m tf2dist.convert_checkpoint.
 
-`find_checkpoint` is which file, `read` is what it holds, `match_variables` is which variable is which, and `fill` puts
-the values in place.
-Imports no TensorFlow.
+`find_checkpoint` is which file, `read` is what it holds, `model_argument` is which model, `match_variables` is which
+variable is which, unless `name_map` says so, and `fill` puts the values in place. Imports no TensorFlow.
 """
 
 from tf2dist.errors import UsageError, printable

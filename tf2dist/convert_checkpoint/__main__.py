@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from tf2dist.convert_checkpoint import ConvertError, find_checkpoint
+from tf2dist.convert_checkpoint import ConvertError, find_checkpoint, model_argument, name_map
 from tf2dist.errors import UsageError
 from tf2dist.system import standard_output
 from tf2dist.system.commands import Parser, as_called
@@ -40,9 +40,9 @@ def main(arguments: Sequence[str]) -> int:
             check_local(f"{name}{path}", path)
         prefix = find_checkpoint.checkpoint(options.checkpoint)
         _check_out(options.out)
-        given = find_checkpoint.name_map(options.map) if options.map else {}
+        given = name_map.read_name_map(options.map) if options.map else {}
         if not options.model.endswith(".keras"):
-            find_checkpoint.parsed(options.model)
+            model_argument.parsed(options.model)
         elif not os.path.isfile(options.model):
             raise ConvertError(f"--model={options.model} is no file")
     except UsageError as error:
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
     from tf2dist.convert_checkpoint.read import Damaged
 
     try:
-        model = find_checkpoint.model(options.model)
+        model = model_argument.model(options.model)
         lines = fill(model, prefix, given, averages=options.averages, lookup=options.lookup)
         if not options.dry_run:
             atomic_files.save(model, options.out)

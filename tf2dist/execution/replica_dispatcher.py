@@ -131,9 +131,8 @@ class ReplicaDispatcher:
     def schedule(self, execution, stream: _Stream, steps: int, seconds: float = math.inf) -> int:
         """Runs `steps` steps, however long they take."""
         began = time.perf_counter()
-        *sums, notes = execution(
-            stream.iterator, stream.element_per_replica, tf.constant(steps), self._agreement.notes(self._seconds)
-        )
+        notes = self._agreement.notes(self._seconds)
+        *sums, notes = execution(stream.iterator, stream.element_per_replica, tf.constant(steps), notes)
         sums, last = [t.numpy() for t in sums], self._agreement.take(notes)
         self._seconds = time.perf_counter() - began
         self._global_step += steps
@@ -160,13 +159,8 @@ class ReplicaDispatcher:
         left = data.steps or 0
         while left:
             n = 1 if one_by_one else min(left, EVALUATION_BATCHES)
-            arguments = (
-                stream.iterator,
-                stream.element_per_replica,
-                tf.constant(n),
-                self._agreement.notes(self._seconds),
-            )
-            *sums, notes = self._evaluation(*arguments)
+            notes = self._agreement.notes(self._seconds)
+            *sums, notes = self._evaluation(stream.iterator, stream.element_per_replica, tf.constant(n), notes)
             self._agreement.take(notes)
             yield n, [t.numpy() for t in sums]
             left -= n
