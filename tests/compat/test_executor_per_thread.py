@@ -1,5 +1,8 @@
 """Threads of a coordinator while a worker is stopped. (`tests/parameter_server/test_lost_tasks.py` has them go on.)"""
 
+import os
+import threading
+
 
 def waits(monkeypatch, work):
     """How often `work()` waits for an executor."""
@@ -39,3 +42,37 @@ def test_our_scope_does_not_wait(tf, monkeypatch):
 
     assert waits(monkeypatch, call) == 0
     assert int(tf.constant(1) + 1) == 2
+
+
+def test_a_forked_process_does_not_wait_for_what_other_threads_have_begun(tf, monkeypatch):
+    """What they have begun ends in the parent only: the worker processes of a `PyDataset` waited for ever."""
+    from tensorflow.python import pywrap_tfe
+
+    from tf2dist.compat.executor_per_thread import in_own_executor
+
+    begun, may_end = threading.Event(), threading.Event()
+
+    def work():
+        with in_own_executor():
+            pass
+        begun.set()
+        may_end.wait()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert begun.wait(10)
+    us = os.getpid()
+    really = pywrap_tfe.TFE_ExecutorWaitForAllPendingNodes
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            pywrap_tfe,
+            "TFE_ExecutorWaitForAllPendingNodes",
+            lambda handle: really(handle) if os.getpid() == us else os._exit(3),
+        )
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        may_end.set()
+        thread.join()
+    assert status == 0

@@ -124,6 +124,16 @@ def test_one_clear_error(launched, monkeypatch, job, wrong):
     assert under_way.left() == []
 
 
+def test_processes_that_hang_at_the_fork(launched, monkeypatch):
+    """They cannot be asked to end, and Python would wait for them when it exits."""
+    monkeypatch.setenv("TF2DIST_BATCH_TIMEOUT", "3")
+    under_way = launched(None, "tests.programs.stuck_py_dataset_workers")
+    status, said = under_way.ends("launcher")
+    assert status == 1, said
+    assert "batch 0 of the Rows has not come in 3 s" in said
+    assert under_way.left() == []
+
+
 @pytest.mark.parametrize("update", sampled(("async", "sync"), (), ("async",)))
 def test_a_worker_is_killed(by_hand, tmp_path, update):
     """As many updates as were asked for; what an asynchronous worker had got another gets, and no batch is missing."""

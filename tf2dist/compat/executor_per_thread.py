@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Iterator
 
@@ -37,9 +38,27 @@ def in_own_executor() -> Iterator[None]:
         yield
 
 
+class _Own(executor.Executor):
+    """A synchronous executor that waits for what was begun in it only in the process that made it.
+
+    A forked process frees the executors of its parent's other threads before it runs any code of its own, and what
+    they had begun does not end there.
+    """
+
+    __slots__ = ["_made_in"]
+
+    def __init__(self) -> None:
+        super().__init__(pywrap_tfe.TFE_NewExecutor(False, True, 0))
+        self._made_in = os.getpid()
+
+    def __del__(self) -> None:
+        if os.getpid() == self._made_in:
+            super().__del__()
+
+
 def _of_this_thread() -> executor.Executor:
     if not hasattr(_here, "executor"):
-        _here.executor = executor.new_executor(enable_async=False)
+        _here.executor = _Own()
     return _here.executor
 
 

@@ -108,10 +108,13 @@ def _by_processes(dataset: keras.utils.PyDataset, indices: Iterable[int], is_ove
             f"a worker process of the {type(dataset).__name__} has died while it made a batch; its own output says why"
         ) from None
     finally:
+        processes = [*pool._processes.values()]
         pool.shutdown(wait=False, cancel_futures=True)
-        # The processes are killed when this thread ends. Who is killed while it sends a batch leaves the pool's own
-        # thread with a part of it, for which it waits for ever, and Python for it when it exits.
+        # Who is killed while it sends a batch leaves the pool's own thread with a part of it, for which it waits for
+        # ever, and Python for it when it exits; as it does for a process that hangs before it has begun.
         concurrent.futures.wait(under_way, _SEND_SECONDS)
+        for process in processes:
+            process.kill()
 
 
 def _begin(dataset: keras.utils.PyDataset, parent: int) -> None:
