@@ -115,7 +115,7 @@ def test_what_was_applied_in_a_training_that_failed_is_forgotten(tf, tokens):
     failed = [tokens.issue(0, 9) for _ in range(3)]
     tokens.revoke(failed[:2])
     for token in failed:
-        tokens.take(token.tensor()).count_applied(tf.constant(2))
+        tokens.take(token.tensor()).count_applied(2)
     tokens.forget()
     assert not tokens.take(failed[2].tensor()).is_valid()
     assert tokens.settle() == []

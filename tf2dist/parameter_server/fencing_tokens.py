@@ -41,17 +41,32 @@ class HeldToken:
       count: i64[], for `FencingTokens.give_back`.
     """
 
-    def __init__(self, tokens: FencingTokens, first: tf.Tensor, steps: tf.Tensor, count: tf.Tensor, held: tf.Tensor):
+    def __init__(
+        self,
+        tokens: FencingTokens,
+        first: tf.Tensor,
+        steps: tf.Tensor,
+        count: tf.Tensor,
+        place: tf.Tensor,
+        revoked: tf.Tensor,
+    ):
         self.first, self.steps, self.count = first, steps, count
-        self._tokens, self._held = tokens, held
+        # On the server. What updates have in common is computed once: each operation there counts.
+        self._counts, self._applied = tokens.counts, tokens.applied
+        self._place, self._revoked = place, revoked  # a count of the place after the token was revoked is no smaller
+        with tf.device(self._applied.device):
+            self._index = place[tf.newaxis, tf.newaxis]
 
     def is_valid(self) -> tf.Tensor:
         """Was the token not revoked since? bool[], on the server."""
-        return self._tokens.is_valid(self._held)
+        with tf.device(self._counts.device):
+            return _count(self._counts, self._place) < self._revoked
 
     def count_applied(self, updates) -> None:
-        """Counts `updates` i32[] of its steps as applied, on the server."""
-        self._tokens.count_applied(self._held, updates)
+        """Counts `updates` (an int or i32[]) of its steps as applied, on the server."""
+        with tf.device(self._applied.device):
+            made = tf.constant([updates], tf.int64) if isinstance(updates, int) else tf.cast(updates, tf.int64)[None]
+            tf.raw_ops.ResourceScatterNdAdd(ref=self._applied.handle, indices=self._index, updates=made)
 
 
 class FencingTokens:
@@ -66,15 +81,17 @@ class FencingTokens:
       strategy: whose servers hold the counts.
       capacity: executions that may be under way at once.
       beside: a variable on the server that is to hold them.
+
+    Attributes:
+      counts: i64[capacity]. The higher half of a count says how often its place was revoked, the lower half how often
+        an execution has begun since.
+      applied: i64[capacity], steps that were applied with the tokens of each place, since the beginning.
     """
 
     def __init__(self, strategy: tf.distribute.ParameterServerStrategy, capacity: int, beside: tf.Variable):
         with strategy.scope(), strategy.extended.colocate_vars_with(beside):
-            # The higher half of a count says how often its place was revoked, the lower half how often an execution
-            # has begun since.
-            self._counts = tf.Variable(tf.zeros([capacity], tf.int64), trainable=False, name="fencing_tokens")
-            # Steps that were applied with the tokens of each place, since the beginning.
-            self._applied = tf.Variable(tf.zeros([capacity], tf.int64), trainable=False, name="applied_by_token")
+            self.counts = tf.Variable(tf.zeros([capacity], tf.int64), trainable=False, name="fencing_tokens")
+            self.applied = tf.Variable(tf.zeros([capacity], tf.int64), trainable=False, name="applied_by_token")
         self._free = dict.fromkeys(range(capacity), 0)  # counts, by place; the first was used longest ago
         self._used: dict[int, Token] = {}
         self._revoked = 0
@@ -106,7 +123,7 @@ class FencingTokens:
             return
         self._revoked += 1
         count = self._revoked * _GENERATION
-        self._counts.scatter_nd_update([[t.place] for t in tokens], np.full(len(tokens), count))
+        self.counts.scatter_nd_update([[t.place] for t in tokens], np.full(len(tokens), count))
         for token in tokens:
             self.give_back(token, count, 0)
         self._unsettled += tokens
@@ -118,7 +135,7 @@ class FencingTokens:
         """
         if not self._unsettled:
             return []
-        counts, left = self._applied.numpy().tolist(), []
+        counts, left = self.applied.numpy().tolist(), []
         for token in self._unsettled:
             applied = counts[token.place] - self._settled[token.place]
             self._settled[token.place] = counts[token.place]
@@ -129,40 +146,29 @@ class FencingTokens:
     def forget(self) -> None:
         """Invalidates all tokens of the last training, and drops its counts."""
         self.revoke(list(self._used.values()))  # one is left where an interrupt came between `issue` and its execution
-        self._settled = self._applied.numpy().tolist()
+        self._settled = self.applied.numpy().tolist()
         self._unsettled.clear()
 
     def take(self, token: tf.Tensor) -> HeldToken:
         """Takes a token i64[4]. In a graph on the worker, which exchanges one message with the server each way."""
         first = token[2]
-        with tf.device(self._counts.device):
+        with tf.device(self.counts.device):
             place, before, _, steps = tf.unstack(tf.identity(token))
-            held = tf.stack([place, before // _GENERATION])
+            generation = before // _GENERATION
+            revoked = (generation + 1) * _GENERATION
             # An execution whose token was revoked before it began is not to spoil the next token of the place.
-            began = tf.cast(tf.equal(self._count(place) // _GENERATION, before // _GENERATION), tf.int64)
+            began = tf.cast(_count(self.counts, place) // _GENERATION == generation, tf.int64)
             added = tf.raw_ops.ResourceScatterNdAdd(
-                ref=self._counts.handle, indices=place[tf.newaxis, tf.newaxis], updates=began[tf.newaxis]
+                ref=self.counts.handle, indices=place[tf.newaxis, tf.newaxis], updates=began[tf.newaxis]
             )
             with tf.control_dependencies([added]):
                 # Where it runs twice at the same time, both may find that it was taken twice, and none makes the
                 # steps: they count as lost. Never both find that it was taken once.
-                count = self._count(place)
+                count = _count(self.counts, place)
             answer = tf.stack([tf.where(count == before + 1, steps, tf.zeros_like(steps)), count])
         steps, count = tf.unstack(tf.identity(answer))
-        return HeldToken(self, first, steps, count, held)
+        return HeldToken(self, first, steps, count, place, revoked)
 
-    def count_applied(self, held: tf.Tensor, updates) -> None:
-        """See `HeldToken`."""
-        with tf.device(self._applied.device):
-            tf.raw_ops.ResourceScatterNdAdd(
-                ref=self._applied.handle, indices=held[tf.newaxis, :1], updates=tf.cast(updates, tf.int64)[tf.newaxis]
-            )
 
-    def is_valid(self, held: tf.Tensor) -> tf.Tensor:
-        """See `HeldToken`."""
-        with tf.device(self._counts.device):
-            place, generation = tf.unstack(held)
-            return self._count(place) // _GENERATION == generation
-
-    def _count(self, place: tf.Tensor) -> tf.Tensor:
-        return tf.raw_ops.ResourceGather(resource=self._counts.handle, indices=place, dtype=tf.int64)
+def _count(counts: tf.Variable, place: tf.Tensor) -> tf.Tensor:
+    return tf.raw_ops.ResourceGather(resource=counts.handle, indices=place, dtype=tf.int64)

@@ -54,14 +54,15 @@ class UpdateCounter:
         self.variable.assign(value)
 
     def add(self, updates) -> None:
-        """Counts `updates` i32[] more. On the worker."""
+        """Counts `updates` (an int or i32[]) more. On the worker."""
         with tf.device(self.variable.device):  # a constant is made where it is used
-            self.variable.assign_add(tf.cast(updates, tf.int64))
+            more = tf.constant(updates, tf.int64) if isinstance(updates, int) else tf.cast(updates, tf.int64)
+            self.variable.assign_add(more)
 
     def apply(self, update: Callable[[], None], arrived: Sequence[tf.Tensor], updates, token: HeldToken) -> None:
-        """Has the servers call `update()` and count `updates` i32[] when all of `arrived` is there, not before.
+        """Has the servers call `update()` and count `updates` when all of `arrived` is there, not before.
 
-        On the worker. `arrived` are tensors on the servers, and `update` writes variables.
+        On the worker. `updates` is an int or i32[]; `arrived` are on the servers; `update` writes variables.
 
         Args:
           token: is asked on the server with the count whether it is valid, if it is not nothing is applied, and counts
