@@ -27,7 +27,10 @@ def test_sends_tensors_of_their_shapes(tf, variables):
     from tf2dist.parameter_server.fused_transfer import FusedTransfer
 
     tensors = [2 * tf.convert_to_tensor(v.value) for v in variables]
-    for value, tensor in zip(FusedTransfer(variables, 100).send(tensors), tensors, strict=True):
+    transfer = FusedTransfer(variables, 100)
+    sent = transfer.send(tensors)
+    assert len(sent) == 3  # the small floats together, the large one, the integers
+    for value, tensor in zip(transfer.unpack(sent), tensors, strict=True):
         np.testing.assert_array_equal(value, tensor)
 
 

@@ -18,7 +18,7 @@ LOCAL_STEPS_LIMIT = 1 << 20  # of all that it reads for several local steps, and
 
 
 class FusedTransfer:
-    """Fetches the values of variables, or sends tensors of their shapes to where they are.
+    """Fetches the values of variables, or sends tensors of their shapes to where they are, to be unpacked there.
 
     Args:
       variables: built Keras variables.
@@ -50,15 +50,25 @@ class FusedTransfer:
         return values
 
     def send(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The tensors, one for each variable, on the variables' devices."""
-        sent: list = [None] * len(tensors)
+        """The tensors, one for each variable, on the variables' devices, where `unpack` makes them of what returns."""
+        sent = []
         for device, numbers in self._groups:
             fused = _fuse([tensors[n] for n in numbers])
             with tf.device(device):
-                fused = tf.identity(fused)  # also one that is alone is to be there, for those that wait for it
-                for n, tensor in zip(numbers, self._split(fused, numbers), strict=True):
-                    sent[n] = tensor
+                sent.append(tf.identity(fused))  # also one that is alone is to be there, for those that wait for it
         return sent
+
+    def unpack(self, sent: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The tensors that were sent, on the variables' devices.
+
+        In the function of the server that uses them: what is made there it may overwrite with what it computes.
+        """
+        tensors: list = [None] * len(self._variables)
+        for (device, numbers), fused in zip(self._groups, sent, strict=True):
+            with tf.device(device):
+                for n, tensor in zip(numbers, self._split(fused, numbers), strict=True):
+                    tensors[n] = tensor
+        return tensors
 
     def _split(self, fused: tf.Tensor, numbers: Sequence[int]) -> list[tf.Tensor]:
         if len(numbers) == 1:

@@ -68,7 +68,9 @@ class LocalSgd:
         sent = self._written.send(news)
 
         def apply():
-            for number, (variable, new) in enumerate(zip(self._written.variables, sent, strict=True)):
+            for number, (variable, new) in enumerate(
+                zip(self._written.variables, self._written.unpack(sent), strict=True)
+            ):
                 (variable.value.assign_add if number < self._added else variable.value.assign)(new)
 
         self._counter.apply(apply, sent, n, token)

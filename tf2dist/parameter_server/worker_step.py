@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import keras
 import tensorflow as tf
 
@@ -45,13 +47,13 @@ class WorkerStep:
         fetched = self._transfer.fetch()
         with OverlayScope(zip(self._transfer.variables, fetched, strict=True), weights) as scope:
             gradients, sums = self._step.gradients(batch, None)
-        gradients, scales = self._send(gradients, fetched[len(self._small) :])
+        sent, received = self._send(gradients, fetched[len(self._small) :])
         trained = {id(v) for v in weights}
         changed = [(v, value) for v, value in scope.written() if id(v) not in trained]
         # Another worker's update since a weight was read is not to be lost.
         added = [(v, value - tf.convert_to_tensor(scope.before(v))) for v, value in scope.written() if id(v) in trained]
         changed, added = _placed(changed), _placed(added)
-        arrived = [t for g in gradients for t in _parts(g)] + scales + [t for _, t in (*changed, *added)]
+        arrived = [*sent, *(t for _, t in (*changed, *added))]
 
         def apply():
             for variable, value in changed:  # seeds and statistics
@@ -60,7 +62,7 @@ class WorkerStep:
                 variable.value.assign_add(difference)
             # Numbers that only the optimizer needs, and what it computes from them, stay on the server.
             with tf.device(self._first_server), one_update_at_a_time(optimizer, weights):
-                self._step.apply(self._rescaled(gradients, scales))
+                self._step.apply(self._rescaled(*received()))
 
         self._counter.apply(apply, arrived, 1, token)
         return sums
@@ -74,20 +76,28 @@ class WorkerStep:
             ]
         return gradients
 
-    def _send(self, gradients, scales) -> tuple[list, list[tf.Tensor]]:
-        """The gradients on the devices of their weights, and the scales; those of small weights together."""
-        weights, sent = self._model.trainable_variables, list(gradients)
+    def _send(self, gradients, scales) -> tuple[list[tf.Tensor], Callable[[], tuple[list, list[tf.Tensor]]]]:
+        """Sends gradients, those of small weights together, and scales to the devices of their variables.
+
+        Returns the tensors that arrive there, and a function that makes gradients and scales of them.
+        """
+        weights, alone = self._model.trainable_variables, list(gradients)
         small = {id(v) for v in self._small}
         places = [n for n, g in enumerate(gradients) if isinstance(g, tf.Tensor) and id(weights[n]) in small]
         for n, gradient in enumerate(gradients):
             if n not in places and gradient is not None:
                 with tf.device(weights[n].value.device):
-                    sent[n] = _copied(gradient)
+                    alone[n] = _copied(gradient)
         transfer = FusedTransfer([*(weights[n] for n in places), *self._scales], WORKER_STEP_LIMIT)
         together = transfer.send([*(gradients[n] for n in places), *scales])
-        for n, gradient in zip(places, together[: len(places)], strict=True):
-            sent[n] = gradient
-        return sent, together[len(places) :]
+
+        def received():
+            whole, unpacked = list(alone), transfer.unpack(together)
+            for n, gradient in zip(places, unpacked[: len(places)], strict=True):
+                whole[n] = gradient
+            return whole, unpacked[len(places) :]
+
+        return [*(t for n, g in enumerate(alone) if n not in places for t in _parts(g)), *together], received
 
 
 def _lookup_layers(model: keras.Model) -> list[keras.Layer]:
