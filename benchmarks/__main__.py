@@ -1,5 +1,6 @@
 """Measures this project beside its alternatives, in one run.
 
+python -m benchmarks before: parameter servers by this checkout beside another one, as of an older commit
 python -m benchmarks fit: `tf2dist.fit` beside a hand-written loop and beside Keras's own fit
 python -m benchmarks gpu: `tf2dist.fit` on a GPU beside Keras on TensorFlow, JAX and torch; Life and matmul beside CuPy
 python -m benchmarks launch: time to the first step against the number of workers
@@ -16,7 +17,7 @@ import pkgutil
 import sys
 
 import benchmarks
-from benchmarks import scale
+from benchmarks import before, scale
 from tf2dist.errors import UsageError
 from tf2dist.system.commands import Parser
 from trainers.common.output_files import check_writable, write_text
@@ -30,16 +31,18 @@ def main(argv: list[str]) -> int:
     parser.add_argument("name", choices=[n for n in names if n not in ("programs", "rounds")])
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each contestant (default: 5)")
     parser.add_argument("--report", help="file for the figures as JSON")
-    if "scale" in argv:
-        scale.add_arguments(parser)  # others refuse them
+    with_options = {"before": before, "scale": scale}
+    for name, benchmark in with_options.items():
+        if name in argv:
+            benchmark.add_arguments(parser)  # others refuse them
     options = parser.parse_args(argv)
     if options.rounds < 1:
         parser.error(f"--rounds={options.rounds} must be at least 1")
     try:
         if options.report:
             check_writable(f"--report={options.report}", options.report, takes_special=True)
-        if options.name == "scale":
-            figures = scale.run(options.rounds, options)
+        if options.name in with_options:
+            figures = with_options[options.name].run(options.rounds, options)
         else:
             figures = importlib.import_module(f"benchmarks.{options.name}").run(options.rounds)
     except UsageError as error:

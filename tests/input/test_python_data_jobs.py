@@ -124,13 +124,14 @@ def test_one_clear_error(launched, monkeypatch, job, wrong):
     assert under_way.left() == []
 
 
-def test_processes_that_hang_at_the_fork(launched, monkeypatch):
-    """They cannot be asked to end, and Python would wait for them when it exits."""
+@pytest.mark.parametrize("where", ["fork", "send"])
+def test_processes_that_hang(launched, monkeypatch, where):
+    """They cannot be asked to end, and Python would wait for them, or for the rest of a batch, when it exits."""
     monkeypatch.setenv("TF2DIST_BATCH_TIMEOUT", "3")
-    under_way = launched(None, "tests.programs.stuck_py_dataset_workers")
+    under_way = launched(None, "tests.programs.stuck_py_dataset_workers", where)
     status, said = under_way.ends("launcher")
     assert status == 1, said
-    assert "batch 0 of the Rows has not come in 3 s" in said
+    assert "of the Sends has not come in 3 s" in said
     assert under_way.left() == []
 
 

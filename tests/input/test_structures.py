@@ -148,3 +148,38 @@ def test_validation_steps_of_arrays(tf):
         found = tf2dist.fit(model, ([a, b], y), shuffle=False, validation_data=([a, b], y), **arguments)
         same_history(found, expected)
         same(model, theirs)
+
+
+class Consistency(keras.layers.Layer):
+    """Adds a loss of all its rows, which have no labels."""
+
+    def call(self, inputs):
+        self.add_loss(keras.ops.mean(keras.ops.square(inputs)))
+        return inputs
+
+
+@pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])
+def test_labelled_and_unlabelled_rows_of_different_numbers(strategy, tf, names):
+    """No row is left out: those of the first part, or of the other ones."""
+    x, _ = rows()
+    labelled, unlabelled = names
+
+    def made():
+        inputs = {name: keras.Input((12,), name=name) for name in names}
+        dense = keras.layers.Dense(1, kernel_initializer=keras.initializers.GlorotUniform(seed=1))
+        model = keras.Model(inputs, [dense(inputs[labelled]), Consistency()(dense(inputs[unlabelled]))])
+        model.compile(keras.optimizers.SGD(0.05), ["mse", None])
+        return model
+
+    few = tf.data.Dataset.from_tensor_slices((x[:64, :], x[:64, :1])).batch(16)
+    many = tf.data.Dataset.from_tensor_slices(np.concatenate([x, 3 * x, 7 * x])[:256]).batch(64)
+    dataset = tf.data.Dataset.zip(few, many).map(
+        lambda few, many: ({labelled: few[0], unlabelled: many}, (few[1], few[1]))
+    )
+    theirs = made()
+    expected = theirs.fit(dataset, epochs=2, verbose=0)
+    with strategy.scope():
+        model = made()
+    history = tf2dist.fit(model, dataset, epochs=2)
+    same(model, theirs)
+    same_history(history, expected)

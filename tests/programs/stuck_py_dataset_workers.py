@@ -1,11 +1,13 @@
-"""Trains on a `PyDataset` whose processes hang at the fork, before any code of ours runs in them.
+"""Trains on a `PyDataset` whose processes hang at the fork, before any code of ours runs in them, or while they send.
 
-python -m tests.programs.stuck_py_dataset_workers
+python -m tests.programs.stuck_py_dataset_workers fork|send
 """
 
 import os
 import signal
+import sys
 import time
+from multiprocessing.connection import Connection
 
 import tf2dist
 
@@ -20,5 +22,20 @@ def hang():
     time.sleep(1000)
 
 
-os.register_at_fork(after_in_child=hang)
-tf2dist.fit(classifier(OPTIMIZERS["sgd"]()), Rows(workers=2, use_multiprocessing=True), steps_per_epoch=STEPS)
+def send_a_part(self, buffer, write=os.write):
+    write(self.fileno(), bytes(buffer[:2]))
+    hang()
+
+
+class Sends(Rows):
+    def __getitem__(self, index):
+        if os.getpid() != us and index == 3:
+            Connection._send = send_a_part
+        return super().__getitem__(index)
+
+
+us = os.getpid()
+if sys.argv[1] == "fork":
+    os.register_at_fork(after_in_child=hang)
+data = Sends(workers=2, use_multiprocessing=True)
+tf2dist.fit(classifier(OPTIMIZERS["sgd"]()), data, steps_per_epoch=STEPS, shuffle=False)

@@ -671,3 +671,21 @@ def test_the_last_one_holds_what_callbacks_have_left(tf, tmp_path, first, kind):
     checkpoint_files.read_checkpoint(other, newest)
     for ours, theirs in zip(weights(model), weights(other), strict=True):
         np.testing.assert_array_equal(ours, theirs)
+
+
+def rate(model):
+    return float(keras.ops.convert_to_numpy(model.optimizer.learning_rate))
+
+
+@pytest.mark.parametrize("every_steps", [3, STEPS])
+def test_a_schedule_of_rates_goes_on_where_it_was(strategy, tmp_path, every_steps):
+    """A hook at the beginning of an epoch, or a scheduler, that goes by the last rate has done so before."""
+    halves = functools.partial(keras.callbacks.LearningRateScheduler, lambda epoch, rate: rate / 2)
+    expected, _ = fit(strategy, halves(), optimizer="sgd")
+    checkpoint = functools.partial(tf2dist.Checkpoint, tmp_path, every_steps=every_steps)
+    with pytest.raises(Killed):
+        fit(strategy, halves(), checkpoint(), Kill(STEPS + 4), optimizer="sgd")
+    model, _ = fit(strategy, halves(), checkpoint(), optimizer="sgd")
+    assert rate(model) == pytest.approx(rate(expected))
+    for ours, theirs in zip(weights(model), weights(expected), strict=True):
+        np.testing.assert_array_equal(ours, theirs)

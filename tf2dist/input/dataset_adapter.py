@@ -162,9 +162,20 @@ def slices_in_turn(batches: tf.data.Dataset, total: int) -> tf.data.Dataset:
 
 
 def slice_of(batch, rank, total: int):
-    """The `rank`-th of `total` slices of a batch, and its weight f32[]."""
-    low, high, weight = slice_bounds(tf.shape(tf.nest.flatten(batch)[0], tf.int64)[0], rank, total)
-    return tf.nest.map_structure(lambda t: _rows(t, low, high), batch), weight
+    """The `rank`-th of `total` slices of a batch, and its weight f32[], which is that of its first part.
+
+    Parts of a batch may have different numbers of rows, as labelled and unlabelled examples.
+    """
+    parts = tf.nest.flatten(batch)
+    bounds = [slice_bounds(_number_of_rows(part), rank, total) for part in parts]
+    slices = [_rows(part, low, high) for part, (low, high, _) in zip(parts, bounds, strict=True)]
+    return tf.nest.pack_sequence_as(batch, slices), bounds[0][2]
+
+
+def _number_of_rows(tensor) -> tf.Tensor:
+    if isinstance(tensor, tf.SparseTensor):
+        return tensor.dense_shape[0]
+    return tensor.nrows(tf.int64) if isinstance(tensor, tf.RaggedTensor) else tf.shape(tensor, tf.int64)[0]
 
 
 def _rows(tensor, low, high):

@@ -38,7 +38,8 @@ def make_data_adapter(
       data: arrays, a Dataset of global batches, a `PyDataset` or whatever else Python gets such from, a function of an
         InputContext, or an adapter.
       batch_size: for arrays.
-      shuffle, seed: for arrays, and for the order of the batches of a `PyDataset`.
+      shuffle, seed: for arrays, and for the order of the batches of a `PyDataset`. Not
+        Keras's undocumented "batch", which orders the rows inside of each batch anew.
       steps: batches to use in each pass; of arrays without a batch size, the batches that a pass is cut
         into, as in Keras (without either a batch holds 32 examples).
       class_weight: weight of each class's examples.
@@ -47,6 +48,8 @@ def make_data_adapter(
       ValueError: for data of an unknown kind, and for a `batch_size` that is missing or contradicts the data's own.
     """
     seed = whole_number("seed", seed)
+    if isinstance(shuffle, str):
+        raise UsageError(f"shuffle={shuffle!r} must be True or False")
     if isinstance(data, Examples) and batch_size not in (None, data.batch_size):
         raise UsageError(
             f"batch_size is for plain arrays; these tf2dist.Examples come in batches of {data.batch_size}, found "

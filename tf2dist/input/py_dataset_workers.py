@@ -7,6 +7,7 @@ process that was killed.
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import multiprocessing
 import os
 import queue
@@ -19,11 +20,12 @@ from typing import Any
 
 import keras
 
+from tf2dist.compat import process_pool
 from tf2dist.errors import TrainingError
 from tf2dist.system import linux
 
 _LOOK_SECONDS = 0.5
-_SEND_SECONDS = 3.0  # that a process gets to end and send a batch that nobody wants any more
+_END_SECONDS = 3.0  # that processes get to end by themselves
 _dataset: Any = None  # in a process of a pool: the dataset as it was when the pass began
 
 
@@ -94,27 +96,16 @@ def _by_processes(dataset: keras.utils.PyDataset, indices: Iterable[int], is_ove
     pool = concurrent.futures.ProcessPoolExecutor(
         dataset.workers, multiprocessing.get_context(), initializer=_begin, initargs=(dataset, os.getpid())
     )
-    under_way: list[Future[Any]] = []
-
-    def submit(index: int) -> Future[Any]:
-        under_way[:] = [future for future in under_way if not future.done()]
-        under_way.append(pool.submit(_make, index))
-        return under_way[-1]
-
     try:
+        submit = functools.partial(pool.submit, _make)
         yield from _in_order(indices, dataset.max_queue_size, submit, is_over)
     except concurrent.futures.BrokenExecutor:
+        process_pool.kill(pool)
         raise TrainingError(
             f"a worker process of the {type(dataset).__name__} has died while it made a batch; its own output says why"
         ) from None
     finally:
-        processes = [*pool._processes.values()]
-        pool.shutdown(wait=False, cancel_futures=True)
-        # Who is killed while it sends a batch leaves the pool's own thread with a part of it, for which it waits for
-        # ever, and Python for it when it exits; as it does for a process that hangs before it has begun.
-        concurrent.futures.wait(under_way, _SEND_SECONDS)
-        for process in processes:
-            process.kill()
+        process_pool.end(pool, _END_SECONDS)
 
 
 def _begin(dataset: keras.utils.PyDataset, parent: int) -> None:

@@ -60,9 +60,10 @@ class WorkerStep:
                 variable.value.assign(value)
             for variable, difference in added:
                 variable.value.assign_add(difference)
+            gradients, scales = received()
             # Numbers that only the optimizer needs, and what it computes from them, stay on the server.
             with tf.device(self._first_server), one_update_at_a_time(optimizer, weights):
-                self._step.apply(self._rescaled(*received()))
+                self._step.apply(self._rescaled(gradients, scales))
 
         self._counter.apply(apply, arrived, 1, token)
         return sums

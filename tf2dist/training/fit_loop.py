@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import keras
 
 from tf2dist.compat.model import forget_initial_epoch, initial_epoch, restored_variables
+from tf2dist.compat.optimizers import learning_rate_variables
 from tf2dist.errors import START_AGAIN
 from tf2dist.execution.dispatcher_interface import ExecutionResult
 from tf2dist.execution.steps_per_execution import StepsPerExecutionTuner
@@ -40,12 +41,14 @@ class _Start:
       epoch: the number of the first epoch.
       sums: metric sums of that epoch, if an earlier job has left it unfinished.
       is_over: has a callback stopped the training, in an earlier job that was preempted when it was over?
+      epoch_has_begun: has an earlier job begun the first epoch?
     """
 
     step: int
     epoch: int
     sums: MetricSums | None = None
     is_over: bool = False
+    epoch_has_begun: bool = False
 
 
 class TrainingLoop:
@@ -142,7 +145,11 @@ class TrainingLoop:
         model, callbacks, sums = self._model, self._callbacks, start.sums
         logs: dict = {}
         for epoch in range(start.epoch, epochs):
+            rates = learning_rate_variables(model.optimizer) if start.epoch_has_begun and epoch == start.epoch else []
+            restored = [rate.numpy() for rate in rates]
             callbacks.on_epoch_begin(epoch)
+            for rate, value in zip(rates, restored, strict=True):
+                rate.assign(value)  # what the hook has made of it, it has made before: half of the rate, say
             logs = self._run_epoch(epoch, stream, sums or MetricSums(self._step))
             sums = None
             if validate is not None and _is_validation_epoch(epoch, validation_freq):
@@ -180,7 +187,7 @@ class TrainingLoop:
             if found.stops or found.is_over:
                 model.stop_training = True
             epoch = (found.global_step - found.ends_epoch) // self._steps_per_epoch
-            start = _Start(found.global_step, epoch, sums, found.is_over)
+            start = _Start(found.global_step, epoch, sums, found.is_over, bool(steps) or found.ends_epoch)
         return start
 
     def _run_epoch(self, epoch: int, stream, sums: MetricSums) -> dict:

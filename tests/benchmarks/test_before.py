@@ -1,0 +1,59 @@
+"""`python -m benchmarks before`: two jobs, one of which is stopped while the other runs."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks import before
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def compared(*arguments):
+    command = [sys.executable, "-m", "benchmarks", "before", "--rounds=1", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_checkout_beside_itself(tmp_path):
+    report = tmp_path / "report.json"
+    done = compared(f"--checkout={ROOT}", "--steps=2500", "--slice=2", f"--report={report}")
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 2
+    found = json.loads(report.read_text())
+    (rates,) = found["rates"]
+    assert {job for job, _ in rates} == {0, 1}
+    assert len(found["ratios"]) >= 1
+    assert 1 / 3 < found["ratio"] < 3  # the same program
+
+
+def test_neighbouring_slices_are_compared():
+    assert before.neighbours([(0, 6.0), (1, 3.0), (0, 9.0), (0, 1.0), (1, 2.0)]) == [2.0, 3.0, 0.5]
+    assert before.neighbours([(0, 6.0)]) == []
+
+
+def test_the_rate_of_a_slice():
+    points = [(0.0, 0), (1.0, 10), (2.0, 30), (3.0, 60), (4.0, 61)]
+    assert before.rate(points, 0.5, 3.5) == 25.0
+    assert before.rate(points, 0.5, 2.5) is None  # two points are no rate
+    assert before.rate(points, 0.5, 9.0) is None  # it has ended
+
+
+WRONG = {
+    "--checkout=/nowhere": "--checkout=/nowhere must be a checkout",
+    f"--checkout={ROOT} --steps=0": "--steps must be",
+    f"--checkout={ROOT} --slice=0.5": "--slice above",
+    "--steps=5": "required: --checkout",
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_command_is_refused_in_one_line(wrong):
+    done = compared(*wrong.split())
+    assert done.returncode == 2
+    assert WRONG[wrong] in done.stderr
+    assert len(done.stderr.splitlines()) == 1
