@@ -38,7 +38,7 @@ from tf2dist.system.environment_variables import JOB_ID, LAUNCHED_AT, PREEMPTIBL
 # Variables that concern a job are forwarded when they begin so; others are named with --env.
 _FORWARDED = ("TF_", "TF2DIST_", "TFDS_", "KERAS_", "XLA_", "GRPC_", "NCCL_", "CUDA_", "OMP_", "PYTHON")
 # sshd drops connections when more than ten of them have not yet proved who they are (MaxStartups in sshd_config).
-_CONNECTIONS_AT_ONCE, _CONNECTION_INTERVAL = 8, 1.0  # connections to a host, and seconds until the next ones
+_CONNECTIONS_AT_ONCE, _CONNECTION_INTERVAL = 8, 2.0  # connections to a host, and seconds until the next ones
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # of which a shell can be told
 _NOT_FORWARDED = ("TF_CONFIG", "PYTHONHOME", "PYTHONSTARTUP")
 
