@@ -27,9 +27,7 @@ from tf2dist.system import linux
 
 _PROGRAM = "benchmarks.programs.ps_tf2dist"
 _BATCH = 100
-_BEGIN_SECONDS = (
-    15.0  # for a job to import, trace and tune its steps per execution; slices without updates are left out
-)
+_BEGIN_SECONDS = 15.0  # for a job to import, trace and tune itself; slices without updates are left out
 _AGAIN_SECONDS = 0.7  # at the beginning of a slice that are left out: what was under way ends
 _JOB_SECONDS = 900  # for both jobs, with the time for which they are stopped
 
