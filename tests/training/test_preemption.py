@@ -90,9 +90,9 @@ def process(monkeypatch):
     return begin
 
 
-def fit(strategy, *callbacks, epochs=EPOCHS, **options):
+def fit(strategy, *callbacks, epochs=EPOCHS, make_optimizer=OPTIMIZERS["adam"], **options):
     with strategy.scope():
-        model = classifier(OPTIMIZERS["adam"](), keras.layers.Dropout(0.3, seed=1))
+        model = classifier(make_optimizer(), keras.layers.Dropout(0.3, seed=1))
     tf2dist.fit(
         model, data(), batch_size=BATCH, seed=3, epochs=epochs, steps_per_execution=2, validation_data=data(1),
         validation_batch_size=BATCH, callbacks=[*callbacks], **options,
@@ -192,6 +192,27 @@ def test_an_epoch_that_was_ended_by_the_next_job_is_not_ended_again(tf, tmp_path
         process()
     fit(strategy, tf2dist.Checkpoint(tmp_path), ends)
     assert ends.ended == alone.as_ended()
+
+
+def test_averages_that_a_validation_puts_in_place_are_not_saved_as_weights(tf, tmp_path, process):
+    """It is ended first: `SwapEMAWeights` puts them in place as it begins, and takes them out as it ends."""
+    strategy, alone, ends = tf2dist.make_strategy("one"), Ends(), Ends()
+
+    def train(*callbacks):
+        return fit(
+            strategy, keras.callbacks.SwapEMAWeights(), *callbacks,
+            make_optimizer=lambda: keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9),
+        )  # fmt: skip
+
+    expected = train(alone)
+    with pytest.raises(Preempted):
+        train(tf2dist.Checkpoint(tmp_path), At("on_test_batch_end", 1, ask), ends)
+    assert len(ends.ended) == 2
+    process()
+    model = train(tf2dist.Checkpoint(tmp_path), ends)
+    assert ends.ended == alone.as_ended()
+    for ours, theirs in zip(weights(model), weights(expected), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
 
 
 def test_without_a_checkpoint_training_goes_on(tf, process):

@@ -24,7 +24,7 @@ from tf2dist.input.validation_split import split_rows
 from tf2dist.parameter_server.options import ParameterServer
 from tf2dist.runtime import peer_agreement, session
 from tf2dist.training import data_validation, evaluator_task, model_validation
-from tf2dist.training.callbacks import as_list, includes, make_callback_list, need_every_batch
+from tf2dist.training.callbacks import act_on_validation, as_list, includes, make_callback_list, need_every_batch
 from tf2dist.training.checkpoint import Checkpoint
 from tf2dist.training.fit_loop import TrainingLoop
 from tf2dist.training.prepared_model import PreparedModel, prepare
@@ -168,10 +168,11 @@ def fit(
     one_by_one = validation_data is not None and need_every_batch(prepared.strategy, callback_list, "evaluation")
 
     saves = includes(callbacks, Checkpoint)
+    may_stop = saves and validation is not None and not act_on_validation(prepared.strategy, callback_list)
 
     def validate() -> Any:
         if validation is not None:
-            return prepared.validate(validation, callback_list, one_by_one=one_by_one, may_stop=saves)
+            return prepared.validate(validation, callback_list, one_by_one=one_by_one, may_stop=may_stop)
         x, y, weights = keras.utils.unpack_x_y_sample_weight(validation_data)
         return model_methods.validate_by_own(
             model, lambda: prepared.evaluate(adapt_validation(), callback_list, one_by_one=one_by_one),

@@ -169,6 +169,15 @@ def has_batch_hooks(callbacks: keras.callbacks.CallbackList) -> bool:
     return any(_overrides(callback, hook) for callback in others for hook in _BATCH_HOOKS["training"])
 
 
+def act_on_validation(strategy: tf.distribute.Strategy, callbacks: keras.callbacks.CallbackList) -> bool:
+    """Does a callback do something at the beginning of an evaluation, so that its end must come too?
+
+    `SwapEMAWeights` has the model hold averages in between. All peers of a job get the same answer.
+    """
+    others = [c for c in callbacks.callbacks if not isinstance(c, _LEAVE_WEIGHTS)]
+    return _any_peer(strategy, any(_overrides(callback, "on_test_begin") for callback in others))
+
+
 def includes(callbacks: Sequence[keras.callbacks.Callback], kind: type) -> bool:
     """Is one of the callbacks of this kind?"""
     return any(isinstance(c, kind) for c in callbacks)
