@@ -103,6 +103,46 @@ def test_a_metric_that_begins_elsewhere(strategy):
         fit(compiled(strategy, metrics=[Offset()]))
 
 
+def root_of_mean(y_true, y_pred):
+    return keras.ops.sqrt(keras.ops.mean((keras.ops.one_hot(y_true, 3) - y_pred) ** 2))
+
+
+def largest_output(y_true, y_pred):
+    return keras.ops.max(y_pred)
+
+
+def share_of_right(y_true, y_pred):
+    right = keras.ops.argmax(y_pred, axis=-1) == keras.ops.cast(y_true, "int32")
+    return keras.ops.mean(keras.ops.cast(right, "float32"))
+
+
+@pytest.mark.parametrize("metric", [root_of_mean, largest_output])
+@pytest.mark.parametrize("call", ["fit", "evaluate"])
+def test_a_function_of_a_batch_that_its_slices_do_not_tell(metric, call):
+    """On one device it is, as in Keras, the mean over batches; on two it would be another number."""
+    x, y = data()
+    plain = classifier(OPTIMIZERS["sgd"]())
+    plain.compile(OPTIMIZERS["sgd"](), plain.loss, metrics=[metric])
+    expected = plain.evaluate(x, y, return_dict=True, verbose=0)
+    one = compiled(tf2dist.make_strategy("one"), metrics=[metric])
+    found = tf2dist.evaluate(one, x, y, return_dict=True, verbose=0)
+    assert found[metric.__name__] == pytest.approx(expected[metric.__name__], rel=1e-5)
+    two = compiled(tf2dist.make_strategy("mirrored", replicas=2), metrics=["accuracy", metric])
+    with pytest.raises(ValueError, match=f"metric {metric.__name__} for a batch is not the mean of those for its part"):
+        tf2dist.fit(two, x, y) if call == "fit" else tf2dist.evaluate(two, x, y)
+
+
+def test_a_function_of_a_batch_that_is_a_mean_over_examples():
+    """Also on two devices the number that Keras gives, though 7 rows are left for the last batch."""
+    x, y = data()
+    plain = classifier(OPTIMIZERS["sgd"]())
+    plain.compile(OPTIMIZERS["sgd"](), plain.loss, metrics=[share_of_right])
+    expected = plain.evaluate(x, y, batch_size=16, return_dict=True, verbose=0)
+    two = compiled(tf2dist.make_strategy("mirrored", replicas=2), metrics=[share_of_right])
+    found = tf2dist.evaluate(two, x, y, batch_size=16, return_dict=True, verbose=0)
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
 def test_a_metric_of_ones_own_that_adds_up(strategy):
     history = fit(compiled(strategy, metrics=[Rows(), "accuracy"]), epochs=2).history
     assert history["rows"] == [103, 103]

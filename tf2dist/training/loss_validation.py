@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Sequence
 
 import keras
 import numpy as np
@@ -17,6 +16,7 @@ from tf2dist.compat.strategy_internals import worker_count
 from tf2dist.errors import UsageError
 from tf2dist.execution.keras_train_step import KerasTrainStep
 from tf2dist.parameter_server.options import ParameterServer
+from tf2dist.training.made_up_rows import made_up
 
 _CUT = 1
 _SIZES = [0.2, 4.0, 1.0]  # rows that are alike would show nothing
@@ -109,19 +109,3 @@ def _suspects(model: keras.Model, added) -> str:
 def computes_in_16_bits(model: keras.Model) -> bool:
     """Whether any layer computes in float16 or bfloat16."""
     return bool({layer.compute_dtype for layer in keras_model.layers_of(model)} & {"float16", "bfloat16"})
-
-
-def made_up(spec, sizes: Sequence[float], draw: int = 0):
-    """Rows of these specs: one for each of `sizes`, by which their floats are scaled; others for each `draw`."""
-    random = np.random.default_rng(draw)
-
-    def rows(s):
-        shape = [len(sizes), *[2 if d is None else d for d in s.shape[1:]]]
-        if s.dtype == tf.string:
-            return tf.fill(shape, "a")
-        if not s.dtype.is_floating:
-            return tf.cast(random.integers(0, 2, shape), s.dtype)
-        scale = np.array(sizes).reshape([len(sizes), *[1] * (len(shape) - 1)])
-        return tf.cast(scale * random.uniform(0.1, 0.9, shape), s.dtype)
-
-    return tf.nest.map_structure(rows, spec)

@@ -1,16 +1,22 @@
-"""Metrics whose state does not add up over replicas and workers are refused, once they were tried."""
+"""Metrics that do not add up over batches, or over slices of a batch, are refused, once they were tried."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from tf2dist.compat.global_batch_loss import metrics_of_slice
 from tf2dist.compat.model import compiled_metrics
 from tf2dist.compat.stateless_scope import compute_output_spec
 from tf2dist.errors import UsageError
+from tf2dist.training.made_up_rows import made_up
+
+_CUT = 1
+_SIZES = [0.2, 1.5, 1.0]  # of rows; those that are alike would show nothing
 
 
 def check_metrics(model: keras.Model, spec) -> None:
@@ -43,6 +49,51 @@ def check_metrics(model: keras.Model, spec) -> None:
                 mine = {id(v) for v in metric.variables}
                 if any(wrong and id(v) in mine for wrong, v in zip(apart, compiled.variables, strict=True)):
                     raise UsageError(_no_sum_message(metric, "what a batch brings depends on what came before"))
+
+
+def check_metrics_of_slices(model: keras.Model, spec) -> None:
+    """Raises ValueError for metrics of a batch that cannot be had from slices of it, such as the root of a mean.
+
+    A function that returns one number for a batch is taken for a mean over its examples. Here that is tried, on rows
+    that are made up: where they make no sense to a metric, or where there are random numbers in it, nothing is found
+    out.
+    """
+    compiled = compiled_metrics(model)
+    if compiled is None:
+        return
+    apart: set[int] = set()
+    with tf.device("/cpu:0"), contextlib.suppress(Exception):
+        apart = _differ_on_slices(model, spec)
+    for metric in compiled.metrics:
+        if apart & {id(v) for v in metric.variables}:
+            raise UsageError(
+                f"the value of metric {metric.name} for a batch is not the mean of those for its parts, and several "
+                "replicas or workers each see one of them: have it return a value for each example, or use a "
+                "keras.metrics.Metric that keeps sums, as RootMeanSquaredError does"
+            )
+
+
+def _differ_on_slices(model: keras.Model, spec) -> set[int]:
+    """Ids of variables of metrics to which a batch brings something else than its slices do together."""
+    compiled = compiled_metrics(model)
+    x, y, weight = keras.utils.unpack_x_y_sample_weight(spec)
+    symbolic = tf.nest.map_structure(lambda s: keras.KerasTensor(s.shape, s.dtype.name), x)
+    outputs = compute_output_spec(model, symbolic, training=False)
+    y_pred = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), outputs)
+    rows = made_up((y, y_pred, weight), _SIZES)
+    zeros = [np.zeros(v.shape, v.dtype) for v in compiled.variables]
+
+    def brought_by(part: slice, share: float) -> list[np.ndarray]:
+        of_part = tf.nest.map_structure(lambda t: None if t is None else t[part], rows)
+        with metrics_of_slice(tf.constant(share, tf.float32)):
+            return [keras.ops.convert_to_numpy(v) for v in compiled.stateless_update_state(zeros, *of_part)]
+
+    close = functools.partial(np.allclose, rtol=1e-4, atol=1e-6)
+    share = _CUT / len(_SIZES)
+    whole, turned = brought_by(slice(None), 1.0), brought_by(slice(None, None, -1), 1.0)
+    first, rest = brought_by(slice(_CUT), share), brought_by(slice(_CUT, None), 1 - share)
+    found = zip(compiled.variables, whole, turned, first, rest, strict=True)
+    return {id(v) for v, all_rows, again, a, b in found if close(all_rows, again) and not close(all_rows, a + b)}
 
 
 def _no_sum_message(metric: keras.metrics.Metric, why: str) -> str:

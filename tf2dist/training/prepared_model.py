@@ -102,6 +102,8 @@ class PreparedModel:
             custom_step_trial.check(self._custom_steps[step], step, spec)
         if not own and step != "predict_step":
             metric_validation.check_metrics(self.model, spec)
+            if loss_validation.slices_of_update(self.strategy, self.options) > 1:
+                metric_validation.check_metrics_of_slices(self.model, spec)
         self._checked.append((step, spec))
 
     def train_step(self, data: DataAdapter, step: str = "train_step") -> TrainStep:
