@@ -242,3 +242,23 @@ def test_class_weight_of_labels_of_unknown_size_and_of_unknown_classes(tf):
     assert unknown(x, [[0.0], [1.0], [2.0]])[2].numpy().tolist() == [2.0, 3.0, 1.0]
     assert unknown(x, [[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]])[2].numpy().tolist() == [2.0, 3.0, 2.0]
     assert weigh(x, tf.constant([-1, 0, 5]))[2].numpy().tolist() == [1.0, 2.0, 1.0]
+    far = ClassWeight.of({10**12: 4.0, -1: 3.0, 1: 2.0})
+    assert far(x, tf.constant([-1, 0, 1, 10**12]))[2].numpy().tolist() == [3.0, 1.0, 2.0, 4.0]
+
+
+def test_class_weight_of_classes_below_zero(tf):
+    """As of a hinge loss, in Keras too."""
+    x, y = data()
+    y = np.where(y == 0, -1, 1)
+
+    def compiled():
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input(x.shape[1:]), keras.layers.Flatten(), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.1), "hinge")
+        return model
+
+    arguments = {"batch_size": BATCH, "shuffle": False, "class_weight": {-1: 3.0, 1: 0.5}, "verbose": 0}
+    theirs, ours = compiled(), compiled()
+    theirs.fit(x, y, **arguments)
+    tf2dist.fit(ours, x, y, **arguments)
+    same(ours, theirs)

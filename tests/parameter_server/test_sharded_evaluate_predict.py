@@ -140,3 +140,25 @@ def test_outputs_with_unequal_numbers_of_rows(tf, passes):
     assert len(found) == 40
     np.testing.assert_array_equal(np.concatenate([f["boxes"] for f in found]), np.repeat(x, 3, axis=0))
     np.testing.assert_array_equal(np.concatenate([f["scores"] for f in found]), x[:, 0])
+
+
+def test_outputs_that_are_longer_in_some_batches(tf, passes):
+    """Words of sentences, say, which are padded to the longest of their batch."""
+    import keras
+
+    from tf2dist.execution.predict_step import PredictStep
+    from tf2dist.input.make_adapter import make_finite_adapter
+
+    class Twice(keras.Model):
+        def call(self, x):
+            return {"words": 2 * x, "pairs": tf.stack([x, -x], axis=-1), "sums": keras.ops.sum(x, axis=1)}
+
+    sentences = [np.full([2, 1 + number % 3], number, np.float32) for number in range(12)]
+    dataset = tf.data.Dataset.from_generator(
+        lambda: iter(sentences), output_signature=tf.TensorSpec([None, None], tf.float32)
+    )
+    found = list(passes.predict(PredictStep(Twice()), make_finite_adapter(dataset, steps=12)))
+    for outputs, x in zip(found, sentences, strict=True):
+        np.testing.assert_array_equal(outputs["words"], 2 * x)
+        np.testing.assert_array_equal(outputs["pairs"], np.stack([x, -x], axis=-1))
+        np.testing.assert_array_equal(outputs["sums"], x.sum(axis=1))

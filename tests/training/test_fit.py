@@ -500,6 +500,29 @@ def test_random_numbers_without_a_seed_of_their_own(tf):
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
 
 
+@pytest.mark.parametrize("widths", [[3, 3, 3], [3, 1, 2]])
+def test_predictions_of_unlike_shapes(tf, widths):
+    """Ragged where they are in Keras: of sentences that are padded to the longest of their batch."""
+
+    class Pairs(keras.Model):
+        def call(self, x):
+            return {"pairs": tf.stack([x, -x], axis=-1), "sums": keras.ops.sum(x, axis=1)}
+
+    batches = [np.arange(2.0 * width, dtype=np.float32).reshape(2, width) for width in widths]
+    dataset = tf.data.Dataset.from_generator(
+        lambda: iter(batches), output_signature=tf.TensorSpec([None, None], tf.float32)
+    )
+    expected = Pairs().predict(dataset, verbose=0)
+    found = tf2dist.predict(Pairs(), dataset, steps=3)
+    np.testing.assert_array_equal(found["sums"], expected["sums"])
+    assert isinstance(found["pairs"], tf.RaggedTensor) == isinstance(expected["pairs"], tf.RaggedTensor)
+    if isinstance(expected["pairs"], tf.RaggedTensor):
+        assert found["pairs"].shape.as_list() == expected["pairs"].shape.as_list()
+        assert found["pairs"].to_list() == expected["pairs"].to_list()
+    else:
+        np.testing.assert_array_equal(found["pairs"], expected["pairs"])
+
+
 @pytest.mark.slow
 def test_limits_of_trial_runs(tf, monkeypatch):
     """Keras has them for all programs: KERAS_MAX_EPOCHS and KERAS_MAX_STEPS_PER_EPOCH."""

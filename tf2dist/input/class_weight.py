@@ -16,10 +16,12 @@ class ClassWeight:
     """Multiplies sample weights by a weight for each class: `(x, y, w)` to `(x, y, w * weights[class of y])`.
 
     Attributes:
-      weights: of classes 0, 1, ...; any other has weight 1. The class of `y` is its value, or the index of
-        the largest where it is a row of several (one-hot).
+      classes: in ascending order. The class of `y` is its value, or the index of the largest where it is a row of
+        several (one-hot).
+      weights: theirs; any other class has weight 1.
     """
 
+    classes: tuple[int, ...]
     weights: tuple[float, ...]
 
     @classmethod
@@ -30,13 +32,14 @@ class ClassWeight:
           ValueError: a key that is no class, or a value that is no number.
         """
         try:
-            wrong = any(isinstance(key, str) or int(key) != key or key < 0 for key in weights)
-            found = () if wrong else tuple(float(weights.get(c, 1.0)) for c in range(int(max(weights)) + 1))
+            wrong = any(isinstance(key, str) or int(key) != key for key in weights)
+            found = {} if wrong else {int(key): float(weights[key]) for key in sorted(weights)}
+            wrong = wrong or any(abs(key) >= 1 << 63 for key in found)
         except (TypeError, ValueError, OverflowError):
-            wrong, found = True, ()
+            wrong, found = True, {}
         if wrong:
             raise UsageError(f"class_weight must map classes 0, 1, ... to weights, found {weights!r}")
-        return cls(found)
+        return cls(tuple(found), tuple(found.values()))
 
     def __call__(self, *batch):
         x, labels, weight = keras.utils.unpack_x_y_sample_weight(batch)
@@ -50,9 +53,12 @@ class ClassWeight:
         else:
             one_hot = tf.shape(y)[-1] > 1
             classes = tf.cond(one_hot, lambda: tf.argmax(y, axis=-1), lambda: _as_classes(y[..., 0]))
-        table = tf.constant([*self.weights, 1.0])
-        known = (classes >= 0) & (classes < len(self.weights))
-        of_class = tf.gather(table, tf.where(known, classes, len(self.weights)))
+        known, table = tf.constant(self.classes, tf.int64), tf.constant(self.weights)
+        flat = tf.reshape(classes, [-1])
+        places = tf.minimum(tf.searchsorted(known, flat), len(self.classes) - 1)
+        of_class = tf.where(tf.gather(known, places) == flat, tf.gather(table, places), 1.0)
+        of_class = tf.reshape(of_class, tf.shape(classes))
+        of_class.set_shape(classes.shape)
         if weight is None:
             return x, labels, of_class
         weight, words = tf.cast(weight, of_class.dtype), of_class.shape.rank

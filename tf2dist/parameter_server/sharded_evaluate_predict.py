@@ -104,8 +104,8 @@ class ShardedPass:
         """Yields the outputs for each batch, in order: nested arrays f[b, ...]."""
         function = self._function("predict", _shard_outputs(step), data)
         found: dict[int, list] = {}
-        for shard, (rows, *leaves) in _in_order(self._results(function, self._shards(data, self._enough(data)))):
-            columns = [np.split(leaf, np.cumsum(n)[:-1]) for leaf, n in zip(leaves, rows.T, strict=True)]
+        for shard, leaves in _in_order(self._results(function, self._shards(data, self._enough(data)))):
+            columns = [_apart(values, shapes) for values, shapes in zip(leaves[::2], leaves[1::2], strict=True)]
             batches = [tf.nest.pack_sequence_as(function.found[0], batch) for batch in zip(*columns, strict=True)]
             if data.begins_anywhere:  # then shard 0 has the batches 0, n, 2 n, ...
                 found[shard.number] = batches
@@ -265,27 +265,42 @@ def _each_sums(step: TrainStep):
 
 
 def _shard_outputs(step: PredictStep):
-    """A function from `n` batches to the rows of each's outputs i64[n, outputs], the outputs, and their structure."""
+    """A function from `n` batches to their outputs, and their structure.
+
+    Of each output there are two tensors: its values [?] of all batches, and its shape i64[n, rank] in each. Boxes in
+    images, say, or words need not be as many in one batch as in the next.
+    """
 
     def compute(batches, n):
         first = step.predict(next(batches))
         structure = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), first)
-        leaves = tf.nest.flatten(first)
+        leaves = _values_and_shapes(first)
         arrays = [tf.TensorArray(t.dtype, n, element_shape=t.shape, infer_shape=False) for t in leaves]
         arrays = [a.write(0, t) for a, t in zip(arrays, leaves, strict=True)]
-        rows = tf.TensorArray(tf.int64, n, element_shape=[len(leaves)]).write(0, _rows(leaves))
 
-        def write(i, written):
-            rows, *arrays = written
-            leaves = tf.nest.flatten(step.predict(next(batches)))
-            return [rows.write(i, _rows(leaves)), *(a.write(i, t) for a, t in zip(arrays, leaves, strict=True))]
+        def write(i, arrays):
+            leaves = _values_and_shapes(step.predict(next(batches)))
+            return [a.write(i, t) for a, t in zip(arrays, leaves, strict=True)]
 
-        rows, *arrays = keras.ops.fori_loop(1, n, write, [rows, *arrays])
-        return [rows.stack(), *[a.concat() for a in arrays]], structure
+        arrays = keras.ops.fori_loop(1, n, write, arrays)
+        return [a.stack() if number % 2 else a.concat() for number, a in enumerate(arrays)], structure
 
     return compute
 
 
-def _rows(outputs) -> tf.Tensor:
-    """How many rows each output has, i64[outputs]: they may be boxes of images, say."""
-    return tf.stack([tf.shape(output, tf.int64)[0] for output in outputs])
+def _values_and_shapes(outputs) -> list[tf.Tensor]:
+    """The values [?] and the shape i64[rank] of each output, in turn."""
+    leaves = tf.nest.flatten(outputs)
+    return [t for leaf in leaves for t in (_flat(leaf), tf.shape(leaf, tf.int64))]
+
+
+def _flat(tensor: tf.Tensor) -> tf.Tensor:
+    values = tf.reshape(tensor, [-1])
+    values.set_shape([None])  # it may have another number in the next batch
+    return values
+
+
+def _apart(values: np.ndarray, shapes: np.ndarray) -> list[np.ndarray]:
+    """The outputs of each batch, of these values [?] and shapes i64[n, rank]."""
+    parts = np.split(values, np.cumsum(shapes.prod(axis=1))[:-1])
+    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -187,7 +187,10 @@ class PreparedModel:
         return logs
 
     def predict(self, data: FiniteDataAdapter, callbacks: keras.callbacks.CallbackList) -> Any:
-        """The outputs for every example of `data`, in its order: nested arrays f[n, ...]."""
+        """The outputs for every example of `data`, in its order: nested arrays f[n, ...].
+
+        An output with unlike shapes in different batches is a `tf.RaggedTensor`, as in Keras.
+        """
         self.build(data, "predict_step")
         self.model.stop_predicting = False
         callbacks.on_predict_begin()
@@ -201,7 +204,15 @@ class PreparedModel:
                 if self.model.stop_predicting:
                     break
         callbacks.on_predict_end()
-        return tf.nest.map_structure(lambda *arrays: np.concatenate(arrays), *batches)
+        return tf.nest.map_structure(lambda *arrays: _joined(arrays), *batches)
+
+
+def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray | tf.RaggedTensor:
+    """The rows of arrays f[n, ...], ragged where dimensions other than the first differ."""
+    unlike = [d for d, sizes in enumerate(zip(*[a.shape[1:] for a in arrays], strict=True), 1) if len(set(sizes)) > 1]
+    if not unlike:
+        return np.concatenate(arrays)
+    return tf.concat([tf.RaggedTensor.from_tensor(a, ragged_rank=unlike[-1]) for a in arrays], 0)
 
 
 def _build(model: keras.Model, batch) -> None:
