@@ -215,6 +215,35 @@ def test_averages_that_a_validation_puts_in_place_are_not_saved_as_weights(tf, t
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["at the last step of an epoch", "in a validation", "in the last validation"])
+def test_a_train_step_of_ones_own_ends_its_epoch(tf, tmp_path, process, moment):
+    """Only the process that has made its steps knows their logs."""
+
+    class Own(keras.Sequential):
+        def train_step(self, batch):
+            return super().train_step(batch) | {"rate": self.optimizer.learning_rate}
+
+    def train(*callbacks):
+        model = Own(
+            [keras.Input(data()[0].shape[1:]), keras.layers.Flatten(), keras.layers.Dense(3, kernel_initializer="ones")]
+        )
+        model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+        tf2dist.fit(
+            model, data(), batch_size=BATCH, seed=3, epochs=EPOCHS, validation_data=data(1), callbacks=callbacks,
+            steps_per_execution=2,
+        )  # fmt: skip
+
+    hook, epoch, batch, action = MOMENTS[moment]
+    alone, ends = Ends(), Ends()
+    train(alone)
+    with pytest.raises(Preempted):
+        train(tf2dist.Checkpoint(tmp_path), At(hook, epoch, action, batch), ends)
+    process()
+    train(tf2dist.Checkpoint(tmp_path), ends)
+    assert ends.ended == alone.as_ended()
+
+
 def test_without_a_checkpoint_training_goes_on(tf, process):
     model = fit(tf2dist.make_strategy("one"), At("on_train_batch_end", 1, ask, 3))
     assert tf2dist.updates(model) == EPOCHS * STEPS

@@ -23,6 +23,8 @@ class CustomTrainStep:
     are not sums: they are the loss and the logs of the last step, a list of f32.
     """
 
+    sums_make_logs = False
+
     def __init__(self, model: keras.Model):
         self.model = model
         self._log_names: list[str] = []

@@ -50,6 +50,8 @@ class KerasTrainStep:
     metric variable in the model's order.
     """
 
+    sums_make_logs = True
+
     def __init__(self, model: keras.Model):
         self.model = model
         # Losses that layers add which are sums over examples, by layer and number; whoever tries the model finds out.

@@ -18,6 +18,7 @@ class TrainStep(Protocol):
     """
 
     model: keras.Model
+    sums_make_logs: bool  # are logs made of the sums alone, so that another process can make them?
 
     def reset(self) -> None:
         """Starts a new epoch or evaluation."""

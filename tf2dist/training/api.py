@@ -168,7 +168,8 @@ def fit(
     one_by_one = validation_data is not None and need_every_batch(prepared.strategy, callback_list, "evaluation")
 
     saves = includes(callbacks, Checkpoint)
-    may_stop = saves and validation is not None and not act_on_validation(prepared.strategy, callback_list)
+    may_stop = saves and validation is not None and prepared.train_step(adapter).sums_make_logs
+    may_stop = may_stop and not act_on_validation(prepared.strategy, callback_list)
 
     def validate() -> Any:
         if validation is not None:

@@ -37,6 +37,9 @@ class Checkpoint(keras.callbacks.Callback):
     newest checkpoint in `directory` and goes on at its step, with its place in the data and the metric sums of its
     epoch. One task of the job reads and writes, so the directory need not be shared, unless an evaluator follows it.
 
+    One that is due at the last step of an epoch is written before the epoch's validation and its callbacks, which the
+    next job runs again, so that what they do to the model is not lost.
+
     When the job is asked to stop, by `tf2dist.preempt` or, under a launcher, by SIGTERM to any of its tasks, `fit`
     saves after the step that is under way and ends the program with status 75, which means "start me again".
 

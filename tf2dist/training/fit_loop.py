@@ -177,17 +177,19 @@ class TrainingLoop:
             if found is None:
                 continue
             sums = MetricSums(self._step)
-            steps = found.global_step % self._steps_per_epoch
-            if (steps or found.ends_epoch) and not sums.take_up(found.metric_sums):
-                _log.warning(
-                    "tf2dist: the model's metrics are others than the checkpoint's, so that the logs of this epoch "
-                    "are of its batches from step %d on",
-                    found.global_step,
-                )
+            steps, ends_epoch = found.global_step % self._steps_per_epoch, found.ends_epoch
+            if (steps or ends_epoch) and not sums.take_up(found.metric_sums):
+                what = f"the logs of this epoch are of its batches from step {found.global_step} on"
+                if not steps:  # without logs it cannot be ended
+                    what, ends_epoch = (
+                        f"callbacks are not told that epoch {found.global_step // self._steps_per_epoch} has ended",
+                        False,
+                    )
+                _log.warning("tf2dist: the model's metrics are others than the checkpoint's, so that %s", what)
             if found.stops or found.is_over:
                 model.stop_training = True
-            epoch = (found.global_step - found.ends_epoch) // self._steps_per_epoch
-            start = _Start(found.global_step, epoch, sums, found.is_over, bool(steps) or found.ends_epoch)
+            epoch = (found.global_step - ends_epoch) // self._steps_per_epoch
+            start = _Start(found.global_step, epoch, sums, found.is_over, bool(steps) or ends_epoch)
         return start
 
     def _run_epoch(self, epoch: int, stream, sums: MetricSums) -> dict:
@@ -231,10 +233,13 @@ class TrainingLoop:
             due = [c for c in self._checkpoints if c.is_due()]
             # Nothing changes while it is saved; and the count of updates says of which batches they were made.
             if not (in_flight or dispatcher.has_gaps):
+                ends_epoch = dispatcher.global_step == end
+                if ends_epoch and not self._step.sums_make_logs:  # then the next job cannot end the epoch
+                    ends_epoch = stops = False
                 if stops:
-                    self._save_and_end(ends_epoch=dispatcher.global_step == end)
+                    self._save_and_end(ends_epoch=ends_epoch)
                 for checkpoint in due:
-                    checkpoint.save()
+                    checkpoint.save(ends_epoch=ends_epoch, stops=self._is_stopped(ends_epoch))
                 due = []
             while step < end and not lost and in_flight < self._max_in_flight:
                 if (due or stops) and not dispatcher.has_gaps:
@@ -265,8 +270,7 @@ class TrainingLoop:
           ends_epoch: see `SavedProgress`.
         """
         preemption = session.current().preemption
-        in_epoch = ends_epoch or bool(self._dispatcher.global_step % self._steps_per_epoch)
-        stops = in_epoch and bool(self._model.stop_training)  # what stops it at an epoch's beginning does so again
+        stops = self._is_stopped(ends_epoch)
         with preemption.saving():
             places = [c.save_before_end(ends_epoch=ends_epoch, stops=stops) for c in self._checkpoints]
         self._note_that_all_is_saved()
@@ -276,6 +280,11 @@ class TrainingLoop:
                 "started again", self._dispatcher.global_step, ", ".join(places), START_AGAIN,
             )  # fmt: skip
         preemption.end()
+
+    def _is_stopped(self, ends_epoch: bool) -> bool:
+        """Has a callback stopped the training in this epoch? What stops it at an epoch's beginning does so again."""
+        in_epoch = ends_epoch or bool(self._dispatcher.global_step % self._steps_per_epoch)
+        return in_epoch and bool(self._model.stop_training)
 
     def _note_that_all_is_saved(self) -> None:
         """Notes it in all peers, when the one that writes has written."""
