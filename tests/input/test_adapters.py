@@ -360,3 +360,32 @@ def test_a_generator_can_be_shuffled_by_peers(tf):
     orders = [np.concatenate(list(data.single_pass(h, ReplicaSlices()))).tolist() for h in held]
     assert orders[0] == orders[1] != list(range(ROWS))
     assert sorted(orders[0]) == list(range(ROWS))
+
+
+@pytest.mark.parametrize("kind", ["shuffle", "inside of a function", "random", "generator", "table"])
+def test_counting_batches_leaves_the_order_as_it_is(tf, kind):
+    """A dataset of unknown length has its first order in the first epoch, though it was read before."""
+
+    def make():
+        numbers = tf.data.Dataset.range(ROWS)
+        spec = tf.TensorSpec([], tf.int64)
+        table = tf.lookup.KeyValueTensorInitializer(tf.range(ROWS, dtype=tf.int64), 2 * tf.range(ROWS, dtype=tf.int64))
+        found = {
+            "shuffle": lambda: numbers.shuffle(ROWS, seed=3),
+            "inside of a function": lambda: numbers.batch(50).flat_map(
+                lambda v: tf.data.Dataset.from_tensor_slices(v).shuffle(50, seed=2)
+            ),
+            "random": lambda: numbers.map(lambda v: v + tf.random.uniform([], 0, 1000, tf.int64, seed=4)),
+            "generator": lambda: tf.data.Dataset.from_generator(lambda: range(ROWS), output_signature=spec).shuffle(
+                9, 1
+            ),
+            "table": lambda: numbers.shuffle(ROWS, seed=3).map(tf.lookup.StaticHashTable(table, -1).lookup),
+        }[kind]()
+        return found.filter(lambda number: True).batch(BATCH)
+
+    def passes(dataset):
+        return [[batch.tolist() for batch in dataset.as_numpy_iterator()] for _ in range(2)]
+
+    counted = DatasetAdapter(make())
+    assert counted.steps == -(-ROWS // BATCH)
+    assert passes(counted.dataset) == passes(make())

@@ -262,3 +262,19 @@ def test_class_weight_of_classes_below_zero(tf):
     theirs.fit(x, y, **arguments)
     tf2dist.fit(ours, x, y, **arguments)
     same(ours, theirs)
+
+
+def test_the_first_order_of_a_dataset_of_unknown_length(strategy, tf):
+    """It is what Keras trains the first epoch on."""
+
+    def shuffled():
+        rows = tf.data.Dataset.from_tensor_slices(data()).shuffle(ROWS, seed=5)
+        return rows.filter(lambda x, y: y < 2).batch(BATCH)
+
+    with strategy.scope():
+        ours = classifier(OPTIMIZERS["sgd"]())
+    theirs = classifier(OPTIMIZERS["sgd"]())
+    expected = theirs.fit(shuffled(), verbose=0).history["loss"]
+    found = tf2dist.fit(ours, shuffled(), verbose=0).history["loss"]
+    assert found == pytest.approx(expected, rel=1e-5)
+    same(ours, theirs)

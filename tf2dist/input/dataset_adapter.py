@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import secrets
@@ -56,8 +57,14 @@ class DatasetAdapter(ReadByTensorFlow):
         if self._steps is not None:
             return min(self._steps, found) if found >= 0 else self._steps
         if found == tf.data.UNKNOWN_CARDINALITY:
-            found = int(self.dataset.reduce(np.int64(0), lambda count, *_: count + 1))
+            found = self._count_by_reading()
         return None if found == tf.data.INFINITE_CARDINALITY else found
+
+    def _count_by_reading(self) -> int:
+        """Reads a copy, so that the first epoch has the dataset's first random order, as in Keras."""
+        with contextlib.suppress(tf.errors.OpError, ValueError):  # the dataset cannot be copied, or read at all
+            return _count(self._from_graph(DatasetGraph(self.dataset).apart()))
+        return _count(self.dataset)
 
     def first(self, steps: int) -> DatasetAdapter:
         """See `FiniteDataAdapter`."""
@@ -118,10 +125,13 @@ class DatasetAdapter(ReadByTensorFlow):
     def _open(self, tensors):
         if tensors is None:
             return self.dataset
-        variant = tf.raw_ops.DatasetFromGraph(graph_def=tensors)
         options = tf.data.Options()
         options.deterministic = True  # or those who read it together would see different orders
-        return tf.data.experimental.from_variant(variant, self.dataset.element_spec).with_options(options)
+        return self._from_graph(tensors).with_options(options)
+
+    def _from_graph(self, graph: tf.Tensor) -> tf.data.Dataset:
+        variant = tf.raw_ops.DatasetFromGraph(graph_def=graph)
+        return tf.data.experimental.from_variant(variant, self.dataset.element_spec)
 
     def by_number(self) -> None:
         """None: the dataset decides its order."""
@@ -150,6 +160,10 @@ class DatasetAdapter(ReadByTensorFlow):
             steps = self.steps or 0
         dataset = self._open(tensors).take(steps)
         return cut_batches(dataset.shard(shards, shard), slices)
+
+
+def _count(dataset: tf.data.Dataset) -> int:
+    return int(dataset.reduce(np.int64(0), lambda count, *_: count + 1))
 
 
 def slices_in_turn(batches: tf.data.Dataset, total: int) -> tf.data.Dataset:

@@ -63,9 +63,18 @@ class DatasetGraph:
             for place, value in zip(_SEED_INPUTS[node.op], seeds, strict=True):
                 node.input[place] = _add_constant(body, value)
             if node.op in _GENERATOR_INPUT:
-                # In the process that has made the dataset, the old one would be found, with the seeds that it drew.
-                _, node.input[_GENERATOR_INPUT[node.op]] = _add_node(body, "DummySeedGenerator", "handle")
+                _add_generator(body, node)
         _rename_functions(graph, f"_seeded_{seed}")  # functions of one name must be the same in a process
+        return tf.constant(graph.SerializeToString())
+
+    def apart(self) -> tf.Tensor:
+        """The graph as string[] of a copy; a pass over it uses up none of the dataset's random numbers."""
+        graph = tf.compat.v1.GraphDef()
+        graph.CopyFrom(self._graph)
+        for body, nodes in self._bodies(graph):
+            for node in [n for n in nodes if n.op in _GENERATOR_INPUT]:
+                _add_generator(body, node)
+        _rename_functions(graph, "_apart")
         return tf.constant(graph.SerializeToString())
 
     def _bodies(self, graph=None) -> Iterator[tuple[Any, Any]]:
@@ -103,6 +112,14 @@ def _add_constant(body, value: int) -> str:
     constant.attr["dtype"].type = tf.int64.as_datatype_enum
     constant.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, tf.int64))
     return name
+
+
+def _add_generator(body, node) -> None:
+    """Gives a node a seed generator of its own.
+
+    In the process that has made the dataset, the old one would be found, with the seeds that it drew.
+    """
+    _, node.input[_GENERATOR_INPUT[node.op]] = _add_node(body, "DummySeedGenerator", "handle")
 
 
 def _add_node(body, op: str, output: str) -> tuple[Any, str]:
