@@ -102,8 +102,8 @@ if leads:
     ask.reached("after")
 if any(moment == "evaluation" for _, moment in moments):
     if leads:
-        threading.Thread(target=lambda: (time.sleep(1.0), ask.reached("evaluation")), daemon=True).start()
-    many = [np.repeat(array, 100, axis=0) for array in data()]
+        threading.Thread(target=lambda: (time.sleep(0.5), ask.reached("evaluation")), daemon=True).start()
+    many = [np.repeat(array, 300, axis=0) for array in data()]
     tf2dist.evaluate(model, *many, batch_size=2, verbose=0)
 logs = tf2dist.evaluate(model, data(1), return_dict=True, verbose=0)
 if leads:

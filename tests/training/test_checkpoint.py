@@ -137,6 +137,37 @@ def test_what_callbacks_do_at_the_end_of_an_epoch_is_done_again(strategy, tmp_pa
 
 
 @pytest.mark.slow
+def test_an_epoch_that_a_shorter_training_has_not_ended_is_still_to_be_ended(tf, tmp_path):
+    strategy, halve = tf2dist.make_strategy("one"), Halve()
+    with pytest.raises(Killed):
+        fit(strategy, halve, tf2dist.Checkpoint(tmp_path, every_steps=STEPS), Kill(2 * STEPS + 3))
+    fit(strategy, halve, tf2dist.Checkpoint(tmp_path), epochs=1)  # has nothing to train
+    halve.logs.clear()
+    fit(strategy, halve, tf2dist.Checkpoint(tmp_path))
+    assert [*halve.logs] == [1, 2, 3]
+
+
+@pytest.mark.slow
+def test_a_training_that_was_stopped_at_the_last_step_of_an_epoch_with_other_metrics(tf, tmp_path):
+    strategy = tf2dist.make_strategy("one")
+
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.stop_training = tf2dist.updates(self.model) == 2 * STEPS
+
+        def on_epoch_end(self, epoch, logs=None):
+            if epoch == 1:
+                raise Killed
+
+    with pytest.raises(Killed):
+        fit(strategy, tf2dist.Checkpoint(tmp_path, every_steps=STEPS), Stop())
+    model = classifier(OPTIMIZERS["adam"]())
+    model.compile(model.optimizer, model.loss, metrics=["accuracy", "sparse_categorical_crossentropy"])
+    tf2dist.fit(model, data(), epochs=3, batch_size=BATCH, seed=3, callbacks=[tf2dist.Checkpoint(tmp_path)])
+    assert tf2dist.updates(model) == 2 * STEPS
+
+
+@pytest.mark.slow
 def test_the_end_of_an_epoch_with_other_metrics(tf, tmp_path, caplog):
     """It is not ended again, as its logs are not known."""
     strategy = tf2dist.make_strategy("one")

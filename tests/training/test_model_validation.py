@@ -132,15 +132,35 @@ def test_a_function_of_a_batch_that_its_slices_do_not_tell(metric, call):
         tf2dist.fit(two, x, y) if call == "fit" else tf2dist.evaluate(two, x, y)
 
 
-def test_a_function_of_a_batch_that_is_a_mean_over_examples():
+def cross_entropy(y_true, y_pred):
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)(y_true, y_pred)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: share_of_right, lambda: cross_entropy, lambda: keras.losses.SparseCategoricalCrossentropy(True)]
+)
+def test_a_function_of_a_batch_that_is_a_mean_over_examples(make):
     """Also on two devices the number that Keras gives, though 7 rows are left for the last batch."""
     x, y = data()
     plain = classifier(OPTIMIZERS["sgd"]())
-    plain.compile(OPTIMIZERS["sgd"](), plain.loss, metrics=[share_of_right])
+    plain.compile(OPTIMIZERS["sgd"](), plain.loss, metrics=[make()])
     expected = plain.evaluate(x, y, batch_size=16, return_dict=True, verbose=0)
-    two = compiled(tf2dist.make_strategy("mirrored", replicas=2), metrics=[share_of_right])
+    two = compiled(tf2dist.make_strategy("mirrored", replicas=2), metrics=[make()])
     found = tf2dist.evaluate(two, x, y, batch_size=16, return_dict=True, verbose=0)
     assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_mean_over_examples_in_16_bits():
+    """Its rounding is not taken for another mean."""
+    x, y = data()
+
+    def distance(y_true, y_pred):
+        return keras.ops.mean(keras.ops.abs(keras.ops.cast(y_true[:, None], y_pred.dtype) - y_pred))
+
+    with tf2dist.make_strategy("mirrored", replicas=2).scope():
+        model = keras.Sequential([keras.Input(x.shape[1:]), keras.layers.Dense(3, dtype="mixed_bfloat16")])
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(True), metrics=[distance])
+    assert np.isfinite(tf2dist.evaluate(model, x, y, return_dict=True, verbose=0)["distance"])
 
 
 def test_a_metric_of_ones_own_that_adds_up(strategy):

@@ -215,6 +215,27 @@ def test_averages_that_a_validation_puts_in_place_are_not_saved_as_weights(tf, t
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.parametrize(
+    "moment", ["in an epoch", "at the last step of an epoch", "in a validation", "at the end of an epoch"]
+)
+def test_a_rate_that_goes_by_the_last_one_is_changed_once_an_epoch(tf, tmp_path, process, moment):
+    """Whether the job saves before the epoch's beginning, or after it, when the hook has changed it."""
+
+    def train(*callbacks):
+        halve = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2 if epoch else rate)
+        return fit(tf2dist.make_strategy("one"), halve, *callbacks)
+
+    hook, epoch, batch, action = MOMENTS[moment]
+    expected = train()
+    with pytest.raises(Preempted):
+        train(tf2dist.Checkpoint(tmp_path), At(hook, epoch, action, batch))
+    process()
+    model = train(tf2dist.Checkpoint(tmp_path))
+    assert float(model.optimizer.learning_rate) == float(expected.optimizer.learning_rate)
+    for ours, theirs in zip(weights(model), weights(expected), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", ["at the last step of an epoch", "in a validation", "in the last validation"])
 def test_a_train_step_of_ones_own_ends_its_epoch(tf, tmp_path, process, moment):

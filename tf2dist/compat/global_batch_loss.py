@@ -112,13 +112,16 @@ def mean_of_slice(
 
 @contextlib.contextmanager
 def metrics_of_slice(weight: tf.Tensor | None) -> Iterator[None]:
-    """Inside, a `keras.metrics.Mean` of a scalar counts it by the slice's weight, as `mean_of_slice` has it too."""
+    """Inside, a `keras.metrics.Mean` of a scalar counts it by the slice's weight, as `mean_of_slice` has it too.
+
+    And a loss that is one of the metrics is that of the slice, as if no other device had any.
+    """
     if weight is None:
         yield
         return
     outer, _here.slice = _here.slice, _Slice(weight)
     try:
-        with _averaging.applied():
+        with _averaging.applied(), _reducing.applied():
             yield
     finally:
         _here.slice = outer

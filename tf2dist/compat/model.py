@@ -94,6 +94,12 @@ def compiled_metrics(model: keras.Model) -> Any:
     return model._compile_metrics
 
 
+def is_function_of_the_user(metric: keras.metrics.Metric) -> bool:
+    """Is this a mean of what a function returns that is not Keras's?"""
+    function = getattr(metric, "_fn", None)
+    return function is not None and not getattr(function, "__module__", "").startswith("keras.")
+
+
 def compiled_losses(model: keras.Model) -> list[keras.losses.Loss]:
     """The losses given to `compile`, of a model that is built."""
     found = model._compile_loss._flat_losses if model._compile_loss is not None else None

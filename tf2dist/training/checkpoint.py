@@ -75,7 +75,9 @@ class Checkpoint(keras.callbacks.Callback):
         self._state: TrainingState | None = None
         self._writes = False  # one task of the job does
         self._saved_step, self._saved_at = 0, 0.0
-        self._saved_in_epoch = False, False  # `ends_epoch` and `stops` of the last one
+        # `ends_epoch`, `begins_epoch` and `stops` of the last one, if there is one.
+        self._saved_in_epoch: tuple[bool, bool, bool] | None = None
+        self._has_ended_epoch = False  # in this training
         self._status: StatusUpdates | None = None
         self._stopped_at: int | None = None  # the step of a training that is over, since a callback has stopped it
         self._damaged: list[str] = []  # to be set aside
@@ -93,7 +95,7 @@ class Checkpoint(keras.callbacks.Callback):
         """
         self._state, self._writes = state, collectives.peers(state.strategy)[1] == 0
         self._saved_step, self._saved_at = 0, time.monotonic()
-        self._stopped_at, self._saved_in_epoch = None, (False, False)
+        self._stopped_at, self._saved_in_epoch, self._has_ended_epoch = None, None, False
         session.current().preemption.forget(self._note_preemption)
         found, step = None, -1
         if self._writes:
@@ -114,7 +116,7 @@ class Checkpoint(keras.callbacks.Callback):
         # Of a model with a step of its own only the first peer knows the logs, and how many there are.
         told = collectives.all_gather(state.strategy, b"" if found is None else pickle.dumps(found))
         restored: SavedProgress = pickle.loads(told[0])
-        self._saved_in_epoch = restored.ends_epoch, restored.stops
+        self._saved_in_epoch = restored.ends_epoch, restored.begins_epoch, restored.stops
         return restored
 
     def _restore_newest(self, state: TrainingState, start: int, epochs: int) -> SavedProgress | None:
@@ -146,12 +148,15 @@ class Checkpoint(keras.callbacks.Callback):
             return False
         return self._state.global_step // self.every_steps > self._saved_step // self.every_steps
 
-    def save(self, *, again: bool = False, ends_epoch: bool = False, stops: bool = False) -> None:
+    def save(
+        self, *, again: bool = False, ends_epoch: bool = False, begins_epoch: bool = False, stops: bool = False
+    ) -> None:
         """Writes a checkpoint of the current step, and removes old ones.
 
         Args:
           again: also if one of this step was written, since when the weights have changed.
-          ends_epoch, stops: as in `SavedProgress`; one of this step for which they were others is written again.
+          ends_epoch, begins_epoch, stops: as in `SavedProgress`; one of this step for which they were others is
+            written again.
 
         Raises:
           CheckpointError: it cannot be written, the disk being full, say (it is an OSError too); no part of it is left,
@@ -159,33 +164,38 @@ class Checkpoint(keras.callbacks.Callback):
         """
         assert self._state is not None  # fit has begun
         self._saved_at = time.monotonic()
-        progress = self._state.progress(ends_epoch=ends_epoch, stops=stops)
-        if progress.global_step == self._saved_step and (ends_epoch, stops) == self._saved_in_epoch and not again:
+        progress = self._state.progress(ends_epoch=ends_epoch, begins_epoch=begins_epoch, stops=stops)
+        in_epoch = ends_epoch, begins_epoch, stops
+        if progress.global_step == self._saved_step and self._saved_in_epoch in (None, in_epoch) and not again:
             return
         written = checkpoint_files.write_checkpoint(self._state.model, progress, self.directory)
-        self._saved_step, self._saved_in_epoch = progress.global_step, (ends_epoch, stops)
+        self._saved_step, self._saved_in_epoch = progress.global_step, in_epoch
         checkpoint_files.keep_newest(self.directory, self.keep, written, self._damaged)
         self._damaged = []
 
-    def save_before_end(self, *, ends_epoch: bool, stops: bool) -> str:
+    def save_before_end(self, *, ends_epoch: bool, begins_epoch: bool, stops: bool) -> str:
         """Saves, in the process that writes, since the job is to end; returns where, and nothing in another process.
 
         Args:
-          ends_epoch, stops: as in `SavedProgress`.
+          ends_epoch, begins_epoch, stops: as in `SavedProgress`.
 
         Raises:
           CheckpointError: as `save`.
         """
         if not self._writes:
             return ""
-        self.save(ends_epoch=ends_epoch, stops=stops)
+        self.save(ends_epoch=ends_epoch, begins_epoch=begins_epoch, stops=stops)
         return self.directory
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        self._has_ended_epoch = True
 
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
         if self._state is not None and self._writes:
             self._stopped_at = self._state.global_step if self._state.model.stop_training else None
             averaged = changes_weights_at_the_end(self._state.model.optimizer)
-            if self._state.has_trained or (averaged and self._saved_step) or any(self._saved_in_epoch):
+            ends = any(self._saved_in_epoch or ()) and self._has_ended_epoch
+            if self._state.has_trained or (averaged and self._saved_step) or ends:
                 self.save(again=averaged or self._state.changes_at_the_end)
             self._end_status("done")
             session.current().preemption.at_end(self._note_preemption)

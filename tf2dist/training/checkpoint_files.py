@@ -98,6 +98,7 @@ def _write_files(model: keras.Model, progress: SavedProgress, directory: str) ->
         "steps_per_epoch": progress.steps_per_epoch,
         "metric_sums": [np.asarray(t).tolist() for t in progress.metric_sums],
         "ends_epoch": progress.ends_epoch,
+        "begins_epoch": progress.begins_epoch,
         "stops": progress.stops,
         "seed_states": [v.numpy().tolist() for v in seed_states(model)],
         "shapes": shapes_of(model),
@@ -163,7 +164,7 @@ def read_checkpoint(model: keras.Model, path: str) -> SavedProgress:
         step = state["global_step"] if "global_step" in state else state["position"]  # as it was called at first
         sums = state["metric_sums"] if "metric_sums" in state else state["totals"]
         sums = [np.asarray(t, np.float64) for t in sums]
-        in_epoch = bool(state.get("ends_epoch")), bool(state.get("stops"))  # older ones have neither
+        in_epoch = [bool(state.get(name)) for name in ("ends_epoch", "begins_epoch", "stops")]  # older ones have none
         progress = SavedProgress(int(step), sums, state.get("steps_per_epoch"), *in_epoch)  # nor that
         if progress.global_step < 0 or not (progress.steps_per_epoch is None or progress.steps_per_epoch > 0):
             raise ValueError(f"step {progress.global_step} with {progress.steps_per_epoch} steps an epoch")

@@ -20,6 +20,7 @@ class SavedProgress:
       steps_per_epoch: updates in an epoch of that training; None if it is not known.
       ends_epoch: was the last step of an epoch made, and the epoch not ended? Its validation and its callbacks are to
         come.
+      begins_epoch: were callbacks told of the beginning of an epoch of which no step was made?
       stops: has a callback stopped the training in this epoch, which is not ended?
       is_over: had a callback stopped the training, and was it over, when its job was preempted?
     """
@@ -28,6 +29,7 @@ class SavedProgress:
     metric_sums: list[np.ndarray]
     steps_per_epoch: int | None = None
     ends_epoch: bool = False
+    begins_epoch: bool = False
     stops: bool = False
     is_over: bool = False
 
@@ -85,8 +87,8 @@ class TrainingState:
         """Sets the metric sums of the current epoch."""
         self._epoch_sums = values
 
-    def progress(self, *, ends_epoch: bool = False, stops: bool = False) -> SavedProgress:
+    def progress(self, *, ends_epoch: bool = False, begins_epoch: bool = False, stops: bool = False) -> SavedProgress:
         """What to save now; the arguments as in `SavedProgress`."""
         step = self.global_step
         sums = self._epoch_sums if ends_epoch or step % self.steps_per_epoch else self._zero_sums
-        return SavedProgress(step, sums, self.steps_per_epoch, ends_epoch, stops)
+        return SavedProgress(step, sums, self.steps_per_epoch, ends_epoch, begins_epoch, stops)

@@ -186,10 +186,13 @@ class TrainingLoop:
                         False,
                     )
                 _log.warning("tf2dist: the model's metrics are others than the checkpoint's, so that %s", what)
-            if found.stops or found.is_over:
+            # What had stopped an epoch that is not ended any more has stopped the training.
+            is_over = found.is_over or (found.stops and found.ends_epoch and not ends_epoch)
+            if found.stops or is_over:
                 model.stop_training = True
             epoch = (found.global_step - ends_epoch) // self._steps_per_epoch
-            start = _Start(found.global_step, epoch, sums, found.is_over, bool(steps) or ends_epoch)
+            has_begun = bool(steps) or ends_epoch or found.begins_epoch
+            start = _Start(found.global_step, epoch, sums, is_over, has_begun)
         return start
 
     def _run_epoch(self, epoch: int, stream, sums: MetricSums) -> dict:
@@ -236,10 +239,12 @@ class TrainingLoop:
                 ends_epoch = dispatcher.global_step == end
                 if ends_epoch and not self._step.sums_make_logs:  # then the next job cannot end the epoch
                     ends_epoch = stops = False
+                begins_epoch = dispatcher.global_step == end - self._steps_per_epoch
                 if stops:
-                    self._save_and_end(ends_epoch=ends_epoch)
+                    self._save_and_end(ends_epoch=ends_epoch, begins_epoch=begins_epoch)
                 for checkpoint in due:
-                    checkpoint.save(ends_epoch=ends_epoch, stops=self._is_stopped(ends_epoch))
+                    stopped = self._is_stopped(ends_epoch)
+                    checkpoint.save(ends_epoch=ends_epoch, begins_epoch=begins_epoch, stops=stopped)
                 due = []
             while step < end and not lost and in_flight < self._max_in_flight:
                 if (due or stops) and not dispatcher.has_gaps:
@@ -263,16 +268,17 @@ class TrainingLoop:
             self._account(result)
             callbacks.on_train_batch_end(finished - 1, self._sums.logs() if self._needs_batch_logs else None)
 
-    def _save_and_end(self, *, ends_epoch: bool) -> NoReturn:
+    def _save_and_end(self, *, ends_epoch: bool, begins_epoch: bool = False) -> NoReturn:
         """Ends the program, since the job was asked to stop; in all peers when the first one has saved.
 
         Args:
-          ends_epoch: see `SavedProgress`.
+          ends_epoch, begins_epoch: see `SavedProgress`.
         """
         preemption = session.current().preemption
         stops = self._is_stopped(ends_epoch)
         with preemption.saving():
-            places = [c.save_before_end(ends_epoch=ends_epoch, stops=stops) for c in self._checkpoints]
+            in_epoch = {"ends_epoch": ends_epoch, "begins_epoch": begins_epoch, "stops": stops}
+            places = [c.save_before_end(**in_epoch) for c in self._checkpoints]
         self._note_that_all_is_saved()
         if any(places):
             _log.warning(

@@ -207,12 +207,13 @@ class PreparedModel:
         return tf.nest.map_structure(lambda *arrays: _joined(arrays), *batches)
 
 
-def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray | tf.RaggedTensor:
-    """The rows of arrays f[n, ...], ragged where dimensions other than the first differ."""
+def _joined(arrays: Sequence[np.ndarray]) -> Any:
+    """The rows of arrays f[n, ...]; a `tf.RaggedTensor` where dimensions other than the first differ."""
     unlike = [d for d, sizes in enumerate(zip(*[a.shape[1:] for a in arrays], strict=True), 1) if len(set(sizes)) > 1]
     if not unlike:
         return np.concatenate(arrays)
-    return tf.concat([tf.RaggedTensor.from_tensor(a, ragged_rank=unlike[-1]) for a in arrays], 0)
+    ragged: Any = tf.RaggedTensor
+    return tf.concat([ragged.from_tensor(a, ragged_rank=unlike[-1]) for a in arrays], 0)
 
 
 def _build(model: keras.Model, batch) -> None:
