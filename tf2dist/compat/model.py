@@ -94,10 +94,15 @@ def compiled_metrics(model: keras.Model) -> Any:
     return model._compile_metrics
 
 
+def is_of_keras(part: Any) -> bool:
+    """Is the class of this object, or the module of this function, one of Keras's?"""
+    return (getattr(part, "__module__", None) or "").startswith("keras.")
+
+
 def is_function_of_the_user(metric: keras.metrics.Metric) -> bool:
     """Is this a mean of what a function returns that is not Keras's?"""
     function = getattr(metric, "_fn", None)
-    return function is not None and not getattr(function, "__module__", "").startswith("keras.")
+    return function is not None and not is_of_keras(function)
 
 
 def compiled_losses(model: keras.Model) -> list[keras.losses.Loss]:

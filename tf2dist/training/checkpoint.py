@@ -23,7 +23,7 @@ from tf2dist.errors import UsageError
 from tf2dist.runtime import collectives, session
 from tf2dist.system.local_paths import check_local
 from tf2dist.training import checkpoint_files
-from tf2dist.training.checkpoint_state import SavedProgress, TrainingState
+from tf2dist.training.checkpoint_state import ELSEWHERE, PlaceInEpoch, SavedProgress, TrainingState
 from tf2dist.training.one_training_per_directory import StatusUpdates
 from tf2dist.training.status_file import read_stopped_at, write_status
 
@@ -75,8 +75,7 @@ class Checkpoint(keras.callbacks.Callback):
         self._state: TrainingState | None = None
         self._writes = False  # one task of the job does
         self._saved_step, self._saved_at = 0, 0.0
-        # `ends_epoch`, `begins_epoch` and `stops` of the last one, if there is one.
-        self._saved_in_epoch: tuple[bool, bool, bool] | None = None
+        self._saved_place: PlaceInEpoch | None = None  # of the last one, if there is one
         self._has_ended_epoch = False  # in this training
         self._status: StatusUpdates | None = None
         self._stopped_at: int | None = None  # the step of a training that is over, since a callback has stopped it
@@ -95,7 +94,7 @@ class Checkpoint(keras.callbacks.Callback):
         """
         self._state, self._writes = state, collectives.peers(state.strategy)[1] == 0
         self._saved_step, self._saved_at = 0, time.monotonic()
-        self._stopped_at, self._saved_in_epoch, self._has_ended_epoch = None, None, False
+        self._stopped_at, self._saved_place, self._has_ended_epoch = None, None, False
         session.current().preemption.forget(self._note_preemption)
         found, step = None, -1
         if self._writes:
@@ -116,7 +115,7 @@ class Checkpoint(keras.callbacks.Callback):
         # Of a model with a step of its own only the first peer knows the logs, and how many there are.
         told = collectives.all_gather(state.strategy, b"" if found is None else pickle.dumps(found))
         restored: SavedProgress = pickle.loads(told[0])
-        self._saved_in_epoch = restored.ends_epoch, restored.begins_epoch, restored.stops
+        self._saved_place = restored.place
         return restored
 
     def _restore_newest(self, state: TrainingState, start: int, epochs: int) -> SavedProgress | None:
@@ -148,15 +147,12 @@ class Checkpoint(keras.callbacks.Callback):
             return False
         return self._state.global_step // self.every_steps > self._saved_step // self.every_steps
 
-    def save(
-        self, *, again: bool = False, ends_epoch: bool = False, begins_epoch: bool = False, stops: bool = False
-    ) -> None:
+    def save(self, place: PlaceInEpoch = ELSEWHERE, *, again: bool = False) -> None:
         """Writes a checkpoint of the current step, and removes old ones.
 
         Args:
+          place: in the epoch; a checkpoint of this step with another one is written again.
           again: also if one of this step was written, since when the weights have changed.
-          ends_epoch, begins_epoch, stops: as in `SavedProgress`; one of this step for which they were others is
-            written again.
 
         Raises:
           CheckpointError: it cannot be written, the disk being full, say (it is an OSError too); no part of it is left,
@@ -164,27 +160,23 @@ class Checkpoint(keras.callbacks.Callback):
         """
         assert self._state is not None  # fit has begun
         self._saved_at = time.monotonic()
-        progress = self._state.progress(ends_epoch=ends_epoch, begins_epoch=begins_epoch, stops=stops)
-        in_epoch = ends_epoch, begins_epoch, stops
-        if progress.global_step == self._saved_step and self._saved_in_epoch in (None, in_epoch) and not again:
+        progress = self._state.progress(place)
+        if progress.global_step == self._saved_step and self._saved_place in (None, place) and not again:
             return
         written = checkpoint_files.write_checkpoint(self._state.model, progress, self.directory)
-        self._saved_step, self._saved_in_epoch = progress.global_step, in_epoch
+        self._saved_step, self._saved_place = progress.global_step, place
         checkpoint_files.keep_newest(self.directory, self.keep, written, self._damaged)
         self._damaged = []
 
-    def save_before_end(self, *, ends_epoch: bool, begins_epoch: bool, stops: bool) -> str:
+    def save_before_end(self, place: PlaceInEpoch) -> str:
         """Saves, in the process that writes, since the job is to end; returns where, and nothing in another process.
-
-        Args:
-          ends_epoch, begins_epoch, stops: as in `SavedProgress`.
 
         Raises:
           CheckpointError: as `save`.
         """
         if not self._writes:
             return ""
-        self.save(ends_epoch=ends_epoch, begins_epoch=begins_epoch, stops=stops)
+        self.save(place)
         return self.directory
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
@@ -194,7 +186,7 @@ class Checkpoint(keras.callbacks.Callback):
         if self._state is not None and self._writes:
             self._stopped_at = self._state.global_step if self._state.model.stop_training else None
             averaged = changes_weights_at_the_end(self._state.model.optimizer)
-            ends = any(self._saved_in_epoch or ()) and self._has_ended_epoch
+            ends = self._saved_place not in (None, ELSEWHERE) and self._has_ended_epoch
             if self._state.has_trained or (averaged and self._saved_step) or ends:
                 self.save(again=averaged or self._state.changes_at_the_end)
             self._end_status("done")
@@ -236,7 +228,7 @@ def _say_where_it_goes_on(path: str, found: SavedProgress, steps_per_epoch: int,
             "other data: it goes on at update %d, which is in epoch %d here and was in epoch %d",
             path, theirs, steps_per_epoch, step, step // steps_per_epoch + 1, step // theirs + 1,
         )  # fmt: skip
-    if step >= epochs * steps_per_epoch and not found.ends_epoch:  # whose end is to come
+    if step >= epochs * steps_per_epoch and not found.place.ends:  # whose end is to come
         _log.info(
             "tf2dist: the training is complete: %s is of update %d, and %d epochs of %d updates were to be made; "
             "nothing is trained", path, step, epochs, steps_per_epoch,

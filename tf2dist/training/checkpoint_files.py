@@ -26,7 +26,7 @@ from tf2dist.compat.model import seed_states
 from tf2dist.errors import CheckpointError
 from tf2dist.system.atomic_files import flush, flush_directory
 from tf2dist.training.checkpoint_compatibility import check_shapes, shapes_of
-from tf2dist.training.checkpoint_state import SavedProgress
+from tf2dist.training.checkpoint_state import PlaceInEpoch, SavedProgress
 from tf2dist.training.status_file import STATUS_FILE
 
 _NAME = re.compile(r"checkpoint-(\d+)")
@@ -97,9 +97,9 @@ def _write_files(model: keras.Model, progress: SavedProgress, directory: str) ->
         "global_step": progress.global_step,
         "steps_per_epoch": progress.steps_per_epoch,
         "metric_sums": [np.asarray(t).tolist() for t in progress.metric_sums],
-        "ends_epoch": progress.ends_epoch,
-        "begins_epoch": progress.begins_epoch,
-        "stops": progress.stops,
+        "ends_epoch": progress.place.ends,
+        "begins_epoch": progress.place.begins,
+        "stops": progress.place.stops,
         "seed_states": [v.numpy().tolist() for v in seed_states(model)],
         "shapes": shapes_of(model),
         "weights_sha256": _sha256(weights),
@@ -164,8 +164,9 @@ def read_checkpoint(model: keras.Model, path: str) -> SavedProgress:
         step = state["global_step"] if "global_step" in state else state["position"]  # as it was called at first
         sums = state["metric_sums"] if "metric_sums" in state else state["totals"]
         sums = [np.asarray(t, np.float64) for t in sums]
-        in_epoch = [bool(state.get(name)) for name in ("ends_epoch", "begins_epoch", "stops")]  # older ones have none
-        progress = SavedProgress(int(step), sums, state.get("steps_per_epoch"), *in_epoch)  # nor that
+        # Older ones have none of these.
+        place = PlaceInEpoch(*[bool(state.get(name)) for name in ("ends_epoch", "begins_epoch", "stops")])
+        progress = SavedProgress(int(step), sums, state.get("steps_per_epoch"), place)
         if progress.global_step < 0 or not (progress.steps_per_epoch is None or progress.steps_per_epoch > 0):
             raise ValueError(f"step {progress.global_step} with {progress.steps_per_epoch} steps an epoch")
         shapes = state["shapes"]

@@ -11,6 +11,24 @@ import tensorflow as tf
 
 
 @dataclass(frozen=True)
+class PlaceInEpoch:
+    """What callbacks know of the epoch of a checkpoint.
+
+    Attributes:
+      ends: was the last step of the epoch made, and the epoch not ended? Its validation and its callbacks are to come.
+      begins: were callbacks told of its beginning, though no step of it was made?
+      stops: has a callback stopped the training in this epoch, which is not ended?
+    """
+
+    ends: bool = False
+    begins: bool = False
+    stops: bool = False
+
+
+ELSEWHERE = PlaceInEpoch()  # between two epochs, or in the middle of one
+
+
+@dataclass(frozen=True)
 class SavedProgress:
     """How far a training was when a checkpoint was written.
 
@@ -18,19 +36,14 @@ class SavedProgress:
       global_step: updates since epoch 0.
       metric_sums: of its epoch so far, f64; zeros at the beginning of an epoch.
       steps_per_epoch: updates in an epoch of that training; None if it is not known.
-      ends_epoch: was the last step of an epoch made, and the epoch not ended? Its validation and its callbacks are to
-        come.
-      begins_epoch: were callbacks told of the beginning of an epoch of which no step was made?
-      stops: has a callback stopped the training in this epoch, which is not ended?
+      place: in the epoch.
       is_over: had a callback stopped the training, and was it over, when its job was preempted?
     """
 
     global_step: int
     metric_sums: list[np.ndarray]
     steps_per_epoch: int | None = None
-    ends_epoch: bool = False
-    begins_epoch: bool = False
-    stops: bool = False
+    place: PlaceInEpoch = ELSEWHERE
     is_over: bool = False
 
 
@@ -87,8 +100,8 @@ class TrainingState:
         """Sets the metric sums of the current epoch."""
         self._epoch_sums = values
 
-    def progress(self, *, ends_epoch: bool = False, begins_epoch: bool = False, stops: bool = False) -> SavedProgress:
-        """What to save now; the arguments as in `SavedProgress`."""
+    def progress(self, place: PlaceInEpoch) -> SavedProgress:
+        """What to save now."""
         step = self.global_step
-        sums = self._epoch_sums if ends_epoch or step % self.steps_per_epoch else self._zero_sums
-        return SavedProgress(step, sums, self.steps_per_epoch, ends_epoch, begins_epoch, stops)
+        sums = self._epoch_sums if place.ends or step % self.steps_per_epoch else self._zero_sums
+        return SavedProgress(step, sums, self.steps_per_epoch, place)

@@ -24,7 +24,7 @@ from tf2dist.training.callbacks import (
     needs_batch_logs,
 )
 from tf2dist.training.checkpoint import Checkpoint
-from tf2dist.training.checkpoint_state import TrainingState
+from tf2dist.training.checkpoint_state import PlaceInEpoch, TrainingState
 from tf2dist.training.metric_sums import MetricSums
 from tf2dist.training.nan_loss import fails_on_nan, nan_error
 from tf2dist.training.prepared_model import PreparedModel
@@ -155,7 +155,7 @@ class TrainingLoop:
             if validate is not None and _is_validation_epoch(epoch, validation_freq):
                 validated = validate()
                 if validated is None and self._dispatcher.asked_to_stop:
-                    self._save_and_end(ends_epoch=True)
+                    self._save_and_end(self._place((epoch + 1) * self._steps_per_epoch))
                 logs |= {f"val_{name}": value for name, value in (validated or {}).items()}
             callbacks.on_epoch_end(epoch, logs)
             if model.stop_training:
@@ -177,21 +177,19 @@ class TrainingLoop:
             if found is None:
                 continue
             sums = MetricSums(self._step)
-            steps, ends_epoch = found.global_step % self._steps_per_epoch, found.ends_epoch
-            if (steps or ends_epoch) and not sums.take_up(found.metric_sums):
+            steps, ends = found.global_step % self._steps_per_epoch, found.place.ends
+            if (steps or ends) and not sums.take_up(found.metric_sums):
                 what = f"the logs of this epoch are of its batches from step {found.global_step} on"
                 if not steps:  # without logs it cannot be ended
-                    what, ends_epoch = (
-                        f"callbacks are not told that epoch {found.global_step // self._steps_per_epoch} has ended",
-                        False,
-                    )
+                    ends = False
+                    what = f"callbacks are not told that epoch {found.global_step // self._steps_per_epoch} has ended"
                 _log.warning("tf2dist: the model's metrics are others than the checkpoint's, so that %s", what)
             # What had stopped an epoch that is not ended any more has stopped the training.
-            is_over = found.is_over or (found.stops and found.ends_epoch and not ends_epoch)
-            if found.stops or is_over:
+            is_over = found.is_over or (found.place.stops and found.place.ends and not ends)
+            if found.place.stops or is_over:
                 model.stop_training = True
-            epoch = (found.global_step - ends_epoch) // self._steps_per_epoch
-            has_begun = bool(steps) or ends_epoch or found.begins_epoch
+            epoch = (found.global_step - ends) // self._steps_per_epoch
+            has_begun = bool(steps) or ends or found.place.begins
             start = _Start(found.global_step, epoch, sums, is_over, has_begun)
         return start
 
@@ -236,15 +234,13 @@ class TrainingLoop:
             due = [c for c in self._checkpoints if c.is_due()]
             # Nothing changes while it is saved; and the count of updates says of which batches they were made.
             if not (in_flight or dispatcher.has_gaps):
-                ends_epoch = dispatcher.global_step == end
-                if ends_epoch and not self._step.sums_make_logs:  # then the next job cannot end the epoch
-                    ends_epoch = stops = False
-                begins_epoch = dispatcher.global_step == end - self._steps_per_epoch
+                place = self._place(end)
+                if dispatcher.global_step == end and not place.ends:
+                    stops = False  # the job ends when this epoch has
                 if stops:
-                    self._save_and_end(ends_epoch=ends_epoch, begins_epoch=begins_epoch)
+                    self._save_and_end(place)
                 for checkpoint in due:
-                    stopped = self._is_stopped(ends_epoch)
-                    checkpoint.save(ends_epoch=ends_epoch, begins_epoch=begins_epoch, stops=stopped)
+                    checkpoint.save(place)
                 due = []
             while step < end and not lost and in_flight < self._max_in_flight:
                 if (due or stops) and not dispatcher.has_gaps:
@@ -268,17 +264,11 @@ class TrainingLoop:
             self._account(result)
             callbacks.on_train_batch_end(finished - 1, self._sums.logs() if self._needs_batch_logs else None)
 
-    def _save_and_end(self, *, ends_epoch: bool, begins_epoch: bool = False) -> NoReturn:
-        """Ends the program, since the job was asked to stop; in all peers when the first one has saved.
-
-        Args:
-          ends_epoch, begins_epoch: see `SavedProgress`.
-        """
+    def _save_and_end(self, place: PlaceInEpoch) -> NoReturn:
+        """Ends the program, since the job was asked to stop; in all peers when the first one has saved."""
         preemption = session.current().preemption
-        stops = self._is_stopped(ends_epoch)
         with preemption.saving():
-            in_epoch = {"ends_epoch": ends_epoch, "begins_epoch": begins_epoch, "stops": stops}
-            places = [c.save_before_end(**in_epoch) for c in self._checkpoints]
+            places = [c.save_before_end(place) for c in self._checkpoints]
         self._note_that_all_is_saved()
         if any(places):
             _log.warning(
@@ -287,10 +277,13 @@ class TrainingLoop:
             )  # fmt: skip
         preemption.end()
 
-    def _is_stopped(self, ends_epoch: bool) -> bool:
-        """Has a callback stopped the training in this epoch? What stops it at an epoch's beginning does so again."""
-        in_epoch = ends_epoch or bool(self._dispatcher.global_step % self._steps_per_epoch)
-        return in_epoch and bool(self._model.stop_training)
+    def _place(self, end: int) -> PlaceInEpoch:
+        """Where the epoch is whose last step is number `end`, and of which no execution is under way."""
+        step = self._dispatcher.global_step
+        ends = step == end and self._step.sums_make_logs  # without its logs the next job could not end it
+        in_epoch = ends or bool(step % self._steps_per_epoch)
+        # What stops it at an epoch's beginning does so again.
+        return PlaceInEpoch(ends, step == end - self._steps_per_epoch, in_epoch and bool(self._model.stop_training))
 
     def _note_that_all_is_saved(self) -> None:
         """Notes it in all peers, when the one that writes has written."""

@@ -58,12 +58,9 @@ def _has_unknown_loss(model: keras.Model, together: bool) -> bool:
     """Whether the model has a loss, or a layer that may add one, that might not be a mean over examples."""
     losses = [c for c in keras_model.compiled_losses(model) if not global_batch_loss.is_of_each_example(c)]
     layers = [model, *keras_model.layers_of(model)]
-    own_layers = [layer for layer in layers if not _is_of_keras(layer) or not _is_of_keras(layer.activity_regularizer)]
-    return keras_model.overrides_compute_loss(model) or bool(losses) or bool(own_layers)
-
-
-def _is_of_keras(part) -> bool:
-    return part is None or type(part).__module__.startswith("keras.")
+    parts = [part for layer in layers for part in (layer, layer.activity_regularizer) if part is not None]
+    has_own = not all(map(keras_model.is_of_keras, parts))
+    return keras_model.overrides_compute_loss(model) or bool(losses) or has_own
 
 
 def _try(step: KerasTrainStep, batch, together: bool) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf2dist.compat.global_batch_loss import metrics_of_slice
-from tf2dist.compat.model import compiled_metrics, is_function_of_the_user
+from tf2dist.compat.model import compiled_metrics, is_function_of_the_user, is_of_keras
 from tf2dist.compat.stateless_scope import compute_output_spec
 from tf2dist.errors import UsageError
 from tf2dist.training.loss_validation import computes_in_16_bits
@@ -28,7 +28,7 @@ def check_metrics(model: keras.Model, spec) -> None:
     """
     if compiled_metrics(model) is None:
         return
-    metrics = [m for m in compiled_metrics(model).metrics if not _is_of_keras(m)]
+    metrics = [m for m in compiled_metrics(model).metrics if not is_of_keras(m)]
     if not metrics:
         return
     for metric in metrics:
@@ -37,9 +37,7 @@ def check_metrics(model: keras.Model, spec) -> None:
             raise UsageError(_no_sum_message(metric, "it does not begin at zero"))
     with tf.device("/cpu:0"), contextlib.suppress(tf.errors.OpError, TypeError):  # rows of zeros may make no sense
         _, y, weight = keras.utils.unpack_x_y_sample_weight(tf.nest.map_structure(_zeros, spec))
-        symbolic = tf.nest.map_structure(lambda s: keras.KerasTensor(s.shape, s.dtype.name), spec)
-        outputs = compute_output_spec(model, symbolic[0], training=False)
-        y_pred = tf.nest.map_structure(_zeros, outputs)
+        y_pred = tf.nest.map_structure(_zeros, _output_spec(model, spec))
         compiled = compiled_metrics(model)
         zeros = [np.zeros(v.shape, v.dtype) for v in compiled.variables]
         brought = compiled.stateless_update_state(zeros, y, y_pred, weight)
@@ -64,7 +62,7 @@ def check_metrics_of_slices(model: keras.Model, spec) -> None:
     if compiled is None:
         return
     functions = [m for m in compiled.metrics if is_function_of_the_user(m)]
-    own = [m for m in compiled.metrics if not _is_of_keras(m)]
+    own = [m for m in compiled.metrics if not is_of_keras(m)]
     apart: set[int] = set()
     for draw in range(_DRAWS if functions or own else 0):
         with tf.device("/cpu:0"), contextlib.suppress(Exception):
@@ -81,18 +79,11 @@ def check_metrics_of_slices(model: keras.Model, spec) -> None:
         )
 
 
-def _is_of_keras(metric: keras.metrics.Metric) -> bool:
-    return type(metric).__module__.startswith("keras.")
-
-
 def _differ_on_slices(model: keras.Model, spec, draw: int) -> set[int]:
     """Ids of variables of metrics to which a batch brings something else than its slices do together."""
     compiled = compiled_metrics(model)
-    x, y, weight = keras.utils.unpack_x_y_sample_weight(spec)
-    symbolic = tf.nest.map_structure(lambda s: keras.KerasTensor(s.shape, s.dtype.name), x)
-    outputs = compute_output_spec(model, symbolic, training=False)
-    y_pred = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), outputs)
-    rows = made_up((y, y_pred, weight), _SIZES, draw)
+    _, y, weight = keras.utils.unpack_x_y_sample_weight(spec)
+    rows = made_up((y, _output_spec(model, spec), weight), _SIZES, draw)
     zeros = [np.zeros(v.shape, v.dtype) for v in compiled.variables]
 
     def brought_by(part: slice, share: float) -> list[np.ndarray]:
@@ -106,6 +97,14 @@ def _differ_on_slices(model: keras.Model, spec, draw: int) -> set[int]:
     first, rest = brought_by(slice(_CUT), share), brought_by(slice(_CUT, None), 1 - share)
     found = zip(compiled.variables, whole, turned, first, rest, strict=True)
     return {id(v) for v, all_rows, again, a, b in found if close(all_rows, again) and not close(all_rows, a + b)}
+
+
+def _output_spec(model: keras.Model, spec):
+    """The specs of the outputs for batches of this spec."""
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(spec)
+    symbolic = tf.nest.map_structure(lambda s: keras.KerasTensor(s.shape, s.dtype.name), x)
+    outputs = compute_output_spec(model, symbolic, training=False)
+    return tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), outputs)
 
 
 def _no_sum_message(metric: keras.metrics.Metric, why: str) -> str:
