@@ -27,7 +27,6 @@ from tf2dist.system import linux
 
 _PROGRAM = "benchmarks.programs.ps_tf2dist"
 _BATCH = 100
-_BEGIN_SECONDS = 15.0  # for a job to import, trace and tune itself; slices without updates are left out
 _AGAIN_SECONDS = 0.7  # at the beginning of a slice that are left out: what was under way ends
 _JOB_SECONDS = 900  # for both jobs, with the time for which they are stopped
 
@@ -42,6 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--update", choices=("async", "local_steps", "sync"), default="async", help="which training (default: async)"
     )
     group.add_argument("--steps", type=int, default=20_000, help="updates of each job (default: 20000)")
+    group.add_argument(
+        "--begin", type=float, default=15.0, help="seconds for a job to import, trace and tune itself (default: 15)"
+    )
     group.add_argument("--slice", type=float, default=5.0, help="seconds for which a job runs at a time (default: 5)")
 
 
@@ -54,8 +56,8 @@ def run(rounds: int, options: argparse.Namespace) -> dict:
     """
     if not (pathlib.Path(options.checkout) / "benchmarks" / "programs" / "ps_tf2dist.py").is_file():
         raise UsageError(f"--checkout={options.checkout} must be a checkout of this project, with its benchmarks")
-    if options.steps < 1 or options.slice <= _AGAIN_SECONDS:
-        raise UsageError(f"--steps must be at least 1 and --slice above {_AGAIN_SECONDS} s")
+    if options.steps < 1 or options.begin < 0 or options.slice <= _AGAIN_SECONDS:
+        raise UsageError(f"--steps must be at least 1, --begin at least 0 s and --slice above {_AGAIN_SECONDS} s")
     trees = [pathlib.Path.cwd(), pathlib.Path(options.checkout).resolve()]
     rates: list[list[tuple[int, float]]] = []
     ratios: list[float] = []
@@ -104,7 +106,7 @@ def _pair(trees: list[pathlib.Path], first: int, options: argparse.Namespace) ->
         jobs = []
         for tree, out in zip(trees, outs, strict=True):
             jobs.append(stack.enter_context(_job(tree, out, options)))
-            time.sleep(_BEGIN_SECONDS)
+            time.sleep(options.begin)  # slices without updates are left out
             _send(jobs[-1], signal.SIGSTOP)
         turn = first
         while all(job.poll() is None for job in jobs):

@@ -21,7 +21,7 @@ def compared(*arguments):
 @pytest.mark.timeout(300)
 def test_a_checkout_beside_itself(tmp_path):
     report = tmp_path / "report.json"
-    done = compared(f"--checkout={ROOT}", "--steps=2500", "--slice=2", f"--report={report}")
+    done = compared(f"--checkout={ROOT}", "--steps=8000", "--begin=4", "--slice=2", f"--report={report}")
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 2
     found = json.loads(report.read_text())
@@ -47,6 +47,7 @@ WRONG = {
     "--checkout=/nowhere": "--checkout=/nowhere must be a checkout",
     f"--checkout={ROOT} --steps=0": "--steps must be",
     f"--checkout={ROOT} --slice=0.5": "--slice above",
+    f"--checkout={ROOT} --begin=-1": "--begin at least 0",
     "--steps=5": "required: --checkout",
 }
 
