@@ -169,8 +169,9 @@ def test_whole_sparse_matrices_are_shuffled(tf):
 
 
 @pytest.mark.slow
-def test_a_generator_is_left_where_training_has_ended(tf):
-    """Also for the next call, and where a callback has stopped it."""
+@pytest.mark.parametrize("kind", [iter, lambda generator: map(tuple, generator)], ids=["generator", "map"])
+def test_a_generator_is_left_where_training_has_ended(kind, tf):
+    """Also for the next call, and where a callback has stopped it; a `map` cannot be referred to weakly."""
     numbers = []
 
     def counted():
@@ -178,7 +179,7 @@ def test_a_generator_is_left_where_training_has_ended(tf):
             numbers.append(number)
             yield batch
 
-    generator, model = counted(), made()
+    generator, model = kind(counted()), made()
     stop = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: setattr(model, "stop_training", batch == 1)
     )

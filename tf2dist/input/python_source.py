@@ -25,6 +25,7 @@ from tf2dist.runtime import session
 _PEEKED = 2  # batches from which shapes are taken, as in Keras: a size that differs between them varies
 _KEPT_BYTES = 1 << 30  # of an iterator whose length nobody says
 _KEPT_BATCHES = 100_000
+_ITERATORS = 16  # with nothing that tells when they are freed, of which it is known what was put back
 
 
 def is_python_source(data: Any) -> bool:
@@ -240,6 +241,7 @@ class _Iterator:
     """
 
     _known: ClassVar[weakref.WeakKeyDictionary[Any, _Iterator]] = weakref.WeakKeyDictionary()
+    _held: ClassVar[dict[int, _Iterator]] = {}  # those of Python itself, as `zip`: they cannot be referred to weakly
 
     def __init__(self, iterator: Iterator[Any]):
         try:
@@ -255,7 +257,11 @@ class _Iterator:
         try:
             return cls._known.setdefault(iterator, cls(iterator))
         except TypeError:
-            return cls(iterator)
+            found = cls._held.pop(id(iterator), None) or cls(iterator)  # it holds the iterator, whose id stays its own
+            cls._held[id(iterator)] = found
+            for oldest in [*cls._held][:-_ITERATORS]:
+                cls._held.pop(oldest)
+            return found
 
     def __iter__(self) -> _Iterator:
         return self
