@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tf2dist.training.api import bind, evaluate, fit, predict, updates
     from tf2dist.training.callbacks import ExecutionCallback
     from tf2dist.training.checkpoint import Checkpoint
+    from tf2dist.training.load_checkpoint import load_checkpoint
 
 _ROOMS = ("data", "errors", "layers")
 _HOME = {
@@ -39,6 +40,7 @@ _HOME = {
     "connect": "runtime.session",
     "join": "runtime.session",
     "fit": "training.api",
+    "load_checkpoint": "training.load_checkpoint",
     "evaluate": "training.api",
     "predict": "training.api",
     "preempt": "runtime.session",
@@ -73,6 +75,7 @@ __all__ = [
     "fit",
     "join",
     "layers",
+    "load_checkpoint",
     "make_strategy",
     "map_reduce",
     "predict",

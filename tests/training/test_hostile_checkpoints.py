@@ -11,6 +11,7 @@ from tests.hostile import bounded, changed, contents, examples
 from tf2dist.errors import CheckpointError
 from tf2dist.training import checkpoint_files, status_file
 from tf2dist.training.checkpoint_files import DamagedError
+from tf2dist.training.checkpoint_snapshot import Snapshot
 from tf2dist.training.checkpoint_state import SavedProgress
 
 
@@ -19,7 +20,9 @@ def saved(tf, tmp_path_factory):
     """A model, and a checkpoint of it: its directory and the content of its state."""
     model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1), keras.layers.Dropout(0.5)])
     model.compile("sgd", "mse")
-    path = checkpoint_files.write_checkpoint(model, SavedProgress(7, [], 5), str(tmp_path_factory.mktemp("saved")))
+    path = checkpoint_files.write_checkpoint(
+        Snapshot(model, SavedProgress(7, [], 5)), str(tmp_path_factory.mktemp("saved"))
+    )
     with open(os.path.join(path, "state.json"), "rb") as file:
         return model, path, file.read()
 

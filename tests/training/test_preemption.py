@@ -281,7 +281,7 @@ def test_who_was_asked_before_the_call_makes_no_step(tf, tmp_path, process):
 def test_a_checkpoint_that_cannot_be_written_is_an_error(tf, tmp_path, process, monkeypatch):
     """Nothing says that the job may be started again to go on."""
 
-    def full(*args):
+    def full(*args, **kwargs):
         raise checkpoint_files.UnwrittenError("the disk is full")
 
     monkeypatch.setattr(checkpoint_files, "write_checkpoint", full)

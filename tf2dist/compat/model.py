@@ -83,6 +83,12 @@ def restored_variables(model: keras.Model) -> list[keras.Variable]:
     return [*model.variables, *(v for optimizer in all_optimizers(model) for v in optimizer.variables)]
 
 
+def saves_only_keras_variables(model: keras.Model) -> bool:
+    """Does `save_weights` read Keras's variables alone? A `save_own_variables` of the user may store anything."""
+    parts = [*model._flatten_layers(), *all_optimizers(model)]
+    return all(is_of_keras(type(part).save_own_variables) for part in parts)
+
+
 def seed_states(model: keras.Model) -> list[keras.Variable]:
     """The states of a model's random numbers, as of dropout, integers [2]: `save_weights` leaves them out."""
     states = [generator.state for layer in model._flatten_layers() for generator in layer._seed_generators]

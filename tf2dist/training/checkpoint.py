@@ -8,22 +8,28 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
+import math
 import os
 import pickle
 import time
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import Any
 
 import keras
+import numpy as np
 
-from tf2dist.compat.model import restored_variables
+from tf2dist.compat.model import restored_variables, saves_only_keras_variables
 from tf2dist.compat.optimizers import changes_weights_at_the_end
-from tf2dist.errors import UsageError
+from tf2dist.errors import CheckpointError, UsageError
 from tf2dist.runtime import collectives, session
 from tf2dist.system.local_paths import check_local
 from tf2dist.training import checkpoint_files
+from tf2dist.training.best_epoch import BestEpoch
+from tf2dist.training.checkpoint_snapshot import Snapshot
 from tf2dist.training.checkpoint_state import ELSEWHERE, PlaceInEpoch, SavedProgress, TrainingState
+from tf2dist.training.checkpoint_writer import CheckpointWriter
 from tf2dist.training.one_training_per_directory import StatusUpdates
 from tf2dist.training.status_file import read_stopped_at, write_status
 
@@ -49,6 +55,17 @@ class Checkpoint(keras.callbacks.Callback):
         seconds if neither is given. The end of training is always saved.
       keep: how many checkpoints to keep, the newest ones. A damaged one is none of them: when the next one has been
         written it is set aside, as `damaged-checkpoint-N`.
+      keep_best: the name of a value in an epoch's logs, such as "val_loss": an epoch where it is better than before is
+        saved, and kept beside the newest ones until another one is better. `tf2dist.load_checkpoint` finds it.
+      mode: "min" or "max", what is best; "auto" goes by the name.
+      in_background: write while training goes on, which needs the memory of what changes meanwhile once more. Training
+        waits only where the next checkpoint is due before the last one is written, and at its end.
+      sharded: has each parameter server to write and to read its own variables, so that nothing passes through the
+        coordinator, and no host needs the memory for all? Servers and coordinator must share the directory then, and
+        `tf2dist.load_checkpoint` reads what they write; Keras does not. It holds variables alone: what layers know
+        besides, as the vocabulary that a `StringLookup` was adapted to, the program must give them.
+      required: does training end where a checkpoint cannot be written, as on a full disk? If not that is a warning, and
+        the next one is written when it is due.
 
     Raises:
       ValueError: numbers that are not positive, a directory that is a URL; from `fit`, a CheckpointError for one that
@@ -62,6 +79,11 @@ class Checkpoint(keras.callbacks.Callback):
         every_steps: int | None = None,
         every_seconds: float | None = None,
         keep: int = 3,
+        in_background: bool = True,
+        required: bool = True,
+        sharded: bool = False,
+        keep_best: str | None = None,
+        mode: str = "auto",
     ) -> None:
         super().__init__()
         given = {"every_steps": every_steps, "every_seconds": every_seconds, "keep": keep}
@@ -70,16 +92,20 @@ class Checkpoint(keras.callbacks.Callback):
                 raise UsageError(f"{name} must be positive, found {value}")
         self.directory: str = os.fspath(directory)
         check_local(f"directory={self.directory}", self.directory)
-        self.every_steps, self.keep = every_steps, keep
+        self.every_steps, self.keep, self.required, self.sharded = every_steps, keep, required, sharded
         self.every_seconds = 600.0 if every_steps is None and every_seconds is None else every_seconds
         self._state: TrainingState | None = None
         self._writes = False  # one task of the job does
         self._saved_step, self._saved_at = 0, 0.0
         self._saved_place: PlaceInEpoch | None = None  # of the last one, if there is one
+        self._is_missing = False  # the last one, which could not be written
         self._has_ended_epoch = False  # in this training
         self._status: StatusUpdates | None = None
         self._stopped_at: int | None = None  # the step of a training that is over, since a callback has stopped it
         self._damaged: list[str] = []  # to be set aside
+        self._writer = CheckpointWriter(in_background)
+        self._best = None if keep_best is None else BestEpoch(keep_best, mode)
+        self._ended_epoch: tuple[int, dict[str, float]] = -1, {}  # the step at its end, and its logs
 
     def begin(self, state: TrainingState, start: int, epochs: int) -> SavedProgress | None:
         """Restores the newest checkpoint into the model. Called by `fit`, in every peer.
@@ -94,12 +120,16 @@ class Checkpoint(keras.callbacks.Callback):
         """
         self._state, self._writes = state, collectives.peers(state.strategy)[1] == 0
         self._saved_step, self._saved_at = 0, time.monotonic()
-        self._stopped_at, self._saved_place, self._has_ended_epoch = None, None, False
+        self._stopped_at, self._saved_place, self._has_ended_epoch, self._is_missing = None, None, False, False
+        self._ended_epoch = -1, {}
         session.current().preemption.forget(self._note_preemption)
         found, step = None, -1
         if self._writes:
             checkpoint_files.discard_unfinished(self.directory)
+            if self.sharded and not saves_only_keras_variables(state.model):
+                raise UsageError("sharded=True holds variables alone, and a layer has a save_own_variables of its own")
             found = self._restore_newest(state, start, epochs)
+            self._read_best()
             step = -1 if found is None else found.global_step
             if found is not None and read_stopped_at(self.directory) == step:
                 found = dataclasses.replace(found, is_over=True)
@@ -137,10 +167,22 @@ class Checkpoint(keras.callbacks.Callback):
             _log.warning("tf2dist: no whole checkpoint is left in %s: training begins anew", self.directory)
         return None
 
+    def _read_best(self) -> None:
+        """Notes the best value of the checkpoints that there are."""
+        if self._best is not None:
+            best = self._find_best()
+            self._best.value = math.nan if best is None else checkpoint_files.read_logs(best)[self._best.metric]
+
+    def _find_best(self) -> str | None:
+        """The path of the best checkpoint, of which there may be none."""
+        return self._best and checkpoint_files.find_best(self.directory, self._best.metric, self._best.mode)
+
     def is_due(self) -> bool:
         """Is it time to save? The loop then waits for the executions that are under way, and calls `save`."""
         if self._state is None or not self._writes:
             return False
+        with self._write_may_fail():
+            self._writer.check()
         if self.every_seconds is not None and time.monotonic() - self._saved_at >= self.every_seconds:
             return True
         if self.every_steps is None:
@@ -148,25 +190,47 @@ class Checkpoint(keras.callbacks.Callback):
         return self._state.global_step // self.every_steps > self._saved_step // self.every_steps
 
     def save(self, place: PlaceInEpoch = ELSEWHERE, *, again: bool = False) -> None:
-        """Writes a checkpoint of the current step, and removes old ones.
+        """Writes a checkpoint of the current step, and removes old ones, in the background where it may.
 
         Args:
           place: in the epoch; a checkpoint of this step with another one is written again.
           again: also if one of this step was written, since when the weights have changed.
 
         Raises:
-          CheckpointError: it cannot be written, the disk being full, say (it is an OSError too); no part of it is left,
-        and the ones before it stay.
+          CheckpointError: this one or the last one cannot be written, the disk being full, say (it is an OSError too),
+            and is required; no part of it is left, and the ones before it stay.
         """
         assert self._state is not None  # fit has begun
         self._saved_at = time.monotonic()
         progress = self._state.progress(place)
+        if self._ended_epoch[0] == progress.global_step:
+            progress = dataclasses.replace(progress, logs=self._ended_epoch[1])
+        with self._write_may_fail():
+            self._writer.wait()
+        again = again or self._is_missing
         if progress.global_step == self._saved_step and self._saved_place in (None, place) and not again:
             return
-        written = checkpoint_files.write_checkpoint(self._state.model, progress, self.directory)
-        self._saved_step, self._saved_place = progress.global_step, place
-        checkpoint_files.keep_newest(self.directory, self.keep, written, self._damaged)
+        snapshot = Snapshot(self._state.model, progress, live=not (self._writer.in_background or self.sharded))
+        self._saved_step, self._saved_place, self._is_missing = progress.global_step, place, False
+        with self._write_may_fail():
+            self._writer.write(snapshot, functools.partial(self._write, snapshot))
+
+    def _write(self, snapshot: Snapshot) -> None:
+        written = checkpoint_files.write_checkpoint(snapshot, self.directory, sharded=self.sharded)
+        checkpoint_files.keep_newest(self.directory, self.keep, written, self._damaged, self._find_best)
         self._damaged = []
+
+    @contextlib.contextmanager
+    def _write_may_fail(self) -> Generator[None]:
+        """Returns a context for what writes, or says how the last one was written."""
+        try:
+            yield
+        except CheckpointError as error:
+            self._is_missing = True
+            self._read_best()
+            if self.required:
+                raise
+            _log.warning("tf2dist: %s; it is not required, so that training goes on", error)
 
     def save_before_end(self, place: PlaceInEpoch) -> str:
         """Saves, in the process that writes, since the job is to end; returns where, and nothing in another process.
@@ -177,25 +241,51 @@ class Checkpoint(keras.callbacks.Callback):
         if not self._writes:
             return ""
         self.save(place)
-        return self.directory
+        with self._write_may_fail():
+            self._writer.wait()
+        return "" if self._is_missing else self.directory
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         self._has_ended_epoch = True
+        if self._state is None or not self._writes:
+            return
+        values = {name: float(value) for name, value in (logs or {}).items() if not np.ndim(value)}
+        self._ended_epoch = self._state.global_step, values
+        if self._best is None:
+            return
+        if self._best.metric not in values:
+            _log.warning(
+                "tf2dist: epoch %d has no %s, by which the best checkpoint is kept; it has %s",
+                epoch + 1, self._best.metric, ", ".join(values) or "nothing",
+            )  # fmt: skip
+        elif self._best.is_improved_by(values[self._best.metric]):
+            self.save()
+            self._best.value = values[self._best.metric]
 
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
         if self._state is not None and self._writes:
+            with self._write_may_fail():
+                self._writer.wait()
             self._stopped_at = self._state.global_step if self._state.model.stop_training else None
+            if self._state.changes_at_the_end and not self._last_epoch_is_best():
+                self._ended_epoch = -1, {}  # the weights may be others than those of the logs by now
             averaged = changes_weights_at_the_end(self._state.model.optimizer)
             ends = self._saved_place not in (None, ELSEWHERE) and self._has_ended_epoch
             if self._state.has_trained or (averaged and self._saved_step) or ends:
                 self.save(again=averaged or self._state.changes_at_the_end)
+                with self._write_may_fail():
+                    self._writer.wait()
             self._end_status("done")
             session.current().preemption.at_end(self._note_preemption)
         self._state = None
 
+    def _last_epoch_is_best(self) -> bool:
+        return self._best is not None and self._ended_epoch[1].get(self._best.metric) == self._best.value
+
     def preempted(self) -> None:
         """Says that training has ended since the job was asked to stop, and goes on when it is started again."""
         if self._state is not None and self._writes:
+            self._writer.give_up()
             with contextlib.suppress(OSError):
                 self._end_status("preempted")
         self._state = None
@@ -207,6 +297,7 @@ class Checkpoint(keras.callbacks.Callback):
     def failed(self) -> None:
         """Says that training ended with an error; what was saved stays."""
         if self._state is not None and self._writes:
+            self._writer.give_up()
             with contextlib.suppress(OSError):  # the disk may be why
                 self._end_status("failed")
         self._state = None

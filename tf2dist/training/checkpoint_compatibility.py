@@ -27,8 +27,13 @@ def _shapes(variables: Sequence[keras.Variable]) -> list[list[int]]:
 
 
 def check_shapes(model: keras.Model, found: Mapping[str, list[list[int]]], path: str) -> None:
-    """Raises CheckpointError if the checkpoint at `path`, which has these shapes, is of another model or optimizer."""
+    """Raises CheckpointError if the checkpoint at `path`, which has these shapes, is of another model or optimizer.
+
+    A model without an optimizer can take those of all.
+    """
     for owner, theirs in found.items():
+        if owner == "optimizer" and model.optimizer is None:
+            continue  # it gets the weights alone
         ours = _owned(model, owner)
         if _shapes(ours) != theirs:
             kind = type(model if owner == "model" else model.optimizer).__name__

@@ -1,8 +1,8 @@
 """The files of checkpoints: written whole or not at all, listed and read.
 
-`directory/checkpoint-1200/` holds `model.weights.h5` (model and optimizer, as `keras.Model.load_weights` reads it)
-and `state.json`, with what that leaves out; `directory/status.json` is described in `status_file`. One that was
-found to be damaged is kept as `directory/damaged-checkpoint-1200/`, where nothing reads it.
+`directory/checkpoint-1200/` holds `model.weights.h5` (model and optimizer, as `keras.Model.load_weights` reads it), or
+the files of `checkpoint_shards`, and `state.json`, with what these leave out; `directory/status.json` is described in
+`status_file`. One that was found to be damaged is kept as `directory/damaged-checkpoint-1200/`, where nothing reads it.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import contextlib
 import errno
 import hashlib
 import json
+import math
 import os
 import re
 import secrets
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import h5py
 import keras
@@ -25,7 +26,9 @@ import tensorflow as tf
 from tf2dist.compat.model import seed_states
 from tf2dist.errors import CheckpointError
 from tf2dist.system.atomic_files import flush, flush_directory
-from tf2dist.training.checkpoint_compatibility import check_shapes, shapes_of
+from tf2dist.training.checkpoint_compatibility import check_shapes
+from tf2dist.training.checkpoint_shards import check_shards, read_shards
+from tf2dist.training.checkpoint_snapshot import Snapshot, stored_variables
 from tf2dist.training.checkpoint_state import PlaceInEpoch, SavedProgress
 from tf2dist.training.status_file import STATUS_FILE
 
@@ -33,7 +36,7 @@ _NAME = re.compile(r"checkpoint-(\d+)")
 _REPLACED = re.compile(r"\.(checkpoint-\d+)\.replaced")
 _MAY_BE_READ_LATER = {errno.EACCES, errno.EPERM, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR}
 _HDF5_BYTES = 8192  # that it adds to each variable, at most
-_WEIGHTS, _STATE = "model.weights.h5", "state.json"
+_WEIGHTS, STATE_FILE = "model.weights.h5", "state.json"
 
 
 class DamagedError(Exception):
@@ -65,19 +68,27 @@ def step_of(path: str) -> int:
     return int(os.path.basename(path).rpartition("-")[2])
 
 
-def write_checkpoint(model: keras.Model, progress: SavedProgress, directory: str) -> str:
+def write_checkpoint(snapshot: Snapshot, directory: str, *, sharded: bool = False) -> str:
     """Writes a checkpoint and returns its path. Readers see all of it or nothing.
+
+    May be called in any thread, but only in one at a time.
+
+    Args:
+      snapshot: what to write.
+      directory: of the checkpoints.
+      sharded: is each task to write its variables?
 
     Raises:
       UnwrittenError: the disk is full, say; nothing is left, and a checkpoint of the same step stays.
+      tf.errors.OpError: a server that has variables is lost; the same.
     """
-    name = f"checkpoint-{progress.global_step}"
+    name = f"checkpoint-{snapshot.progress.global_step}"
     path = os.path.join(directory, name)
     unfinished = os.path.join(directory, f".{name}.{secrets.token_hex(4)}.part")
     try:
         os.makedirs(directory, exist_ok=True)
         os.mkdir(unfinished)
-        _write_files(model, progress, unfinished)
+        _write_files(snapshot, unfinished, sharded)
         _put_in_place(unfinished, path)
     except OSError as error:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -89,10 +100,8 @@ def write_checkpoint(model: keras.Model, progress: SavedProgress, directory: str
     return path
 
 
-def _write_files(model: keras.Model, progress: SavedProgress, directory: str) -> None:
-    weights = os.path.join(directory, _WEIGHTS)
-    _check_room(model, directory)
-    model.save_weights(weights)
+def _write_files(snapshot: Snapshot, directory: str, sharded: bool) -> None:
+    progress = snapshot.progress
     state = {
         "global_step": progress.global_step,
         "steps_per_epoch": progress.steps_per_epoch,
@@ -100,20 +109,26 @@ def _write_files(model: keras.Model, progress: SavedProgress, directory: str) ->
         "ends_epoch": progress.place.ends,
         "begins_epoch": progress.place.begins,
         "stops": progress.place.stops,
-        "seed_states": [v.numpy().tolist() for v in seed_states(model)],
-        "shapes": shapes_of(model),
-        "weights_sha256": _sha256(weights),
+        "seed_states": snapshot.seed_states,
+        "shapes": snapshot.shapes,
+        "logs": progress.logs,
     }
-    with open(os.path.join(directory, _STATE), "w") as file:
+    if sharded:
+        state["shards"] = snapshot.save_shards(directory)
+    else:
+        weights = os.path.join(directory, _WEIGHTS)
+        _check_room(snapshot.sizes, directory)
+        snapshot.save_weights(weights)
+        state["weights_sha256"] = _sha256(weights)
+    with open(os.path.join(directory, STATE_FILE), "w") as file:
         json.dump(state, file)
-    for path in (weights, os.path.join(directory, _STATE)):
-        flush(path)
+    for name in os.listdir(directory):
+        flush(os.path.join(directory, name))
     flush_directory(directory)
 
 
-def _check_room(model: keras.Model, directory: str) -> None:
-    """Raises OSError where the weights cannot fit: HDF5 may end the process when a disk is full."""
-    sizes = [int(np.prod(v.shape)) * _bytes_of(v.dtype) for v in _stored(model)]
+def _check_room(sizes: Sequence[int], directory: str) -> None:
+    """Raises OSError where variables of these sizes cannot fit: HDF5 may end the process when a disk is full."""
     needed = sum(sizes) + _HDF5_BYTES * (len(sizes) + 8)
     try:
         found = os.statvfs(directory)
@@ -122,15 +137,6 @@ def _check_room(model: keras.Model, directory: str) -> None:
     free = found.f_bavail if os.geteuid() else found.f_bfree
     if found.f_blocks and free * found.f_frsize < needed:  # some do not know their size
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def _stored(model: keras.Model) -> list[keras.Variable]:
-    every = [*model.variables, *(model.optimizer.variables if model.optimizer else ())]
-    return [v for v in every if v.dtype != "string"]
-
-
-def _bytes_of(dtype: str) -> int:
-    return tf.as_dtype(dtype).size  # NumPy knows no bfloat16
 
 
 def _put_in_place(unfinished: str, path: str) -> None:
@@ -159,7 +165,7 @@ def read_checkpoint(model: keras.Model, path: str) -> SavedProgress:
     """
     weights = os.path.join(path, _WEIGHTS)
     try:
-        with open(os.path.join(path, _STATE)) as file:
+        with open(os.path.join(path, STATE_FILE)) as file:
             state = json.load(file)
         step = state["global_step"] if "global_step" in state else state["position"]  # as it was called at first
         sums = state["metric_sums"] if "metric_sums" in state else state["totals"]
@@ -170,32 +176,45 @@ def read_checkpoint(model: keras.Model, path: str) -> SavedProgress:
         if progress.global_step < 0 or not (progress.steps_per_epoch is None or progress.steps_per_epoch > 0):
             raise ValueError(f"step {progress.global_step} with {progress.steps_per_epoch} steps an epoch")
         shapes = state["shapes"]
-        if state.get("weights_sha256", found := _sha256(weights)) != found:  # older ones have none
+        shards = state.get("shards")
+        if shards is None and state.get("weights_sha256", found := _sha256(weights)) != found:  # older ones have none
             raise DamagedError(f"{_WEIGHTS} is not what was written")
         check_shapes(model, shapes, path)
+        if shards is not None:
+            check_shards(shards, len(stored_variables(model)))
+            read_shards(stored_variables(model), shards, path, assign=False)
         seeds = [np.asarray(s, np.int64) for s in state.get("seed_states", ())]  # older ones have none
         if any(v.shape != s.shape for v, s in zip(seed_states(model), seeds, strict=False)):
             raise ValueError("states of random numbers have other shapes")
-        if "weights_sha256" not in state:
+        if shards is None and "weights_sha256" not in state:
             with h5py.File(weights):
                 pass  # one that was cut off cannot be opened
     except CheckpointError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise DamagedError(f"{type(error).__name__}: {error}") from None
+    except (tf.errors.DataLossError, tf.errors.NotFoundError, tf.errors.OutOfRangeError) as error:
+        raise DamagedError(error.message.partition("\n")[0]) from None
+    except tf.errors.InvalidArgumentError as error:
+        raise CheckpointError(_is_of_another(path, error)) from None
     except OSError as error:
         if error.errno in _MAY_BE_READ_LATER:
             raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
         raise DamagedError(f"{type(error).__name__}: {error}") from None
     try:
-        model.load_weights(weights)
+        if shards is None:
+            model.load_weights(weights)
+        else:
+            read_shards(stored_variables(model), shards, path, assign=True)
     except Exception as error:  # Keras has loaded what fits, so no other checkpoint may take its place in silence
-        raise CheckpointError(
-            f"{path} cannot be restored; it may be of another model: {' '.join(str(error).split())}"
-        ) from None
+        raise CheckpointError(_is_of_another(path, error)) from None
     for variable, value in zip(seed_states(model), seeds, strict=False):
         variable.assign(value)
     return progress
+
+
+def _is_of_another(path: str, error: Exception) -> str:
+    return f"{path} cannot be restored; it may be of another model: {' '.join(str(error).split())}"
 
 
 def _sha256(path: str) -> str:
@@ -203,7 +222,32 @@ def _sha256(path: str) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def keep_newest(directory: str, count: int, written: str, damaged: Sequence[str]) -> None:
+def read_logs(path: str) -> dict[str, float]:
+    """The logs of the epoch that had just ended when a checkpoint was written; {} if none had, or it is damaged."""
+    try:
+        with open(os.path.join(path, STATE_FILE)) as file:
+            logs = json.load(file).get("logs", {})
+        return {str(name): float(value) for name, value in logs.items()}
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        return {}
+
+
+def find_best(directory: str, metric: str, mode: str) -> str | None:
+    """The path of the checkpoint with the best value in its logs, the first of those that are alike; None without any.
+
+    Args:
+      directory: of the checkpoints.
+      metric: the name of the value, as "val_loss".
+      mode: "min" or "max".
+    """
+    sign = 1 if mode == "min" else -1
+    values = [(sign * read_logs(path).get(metric, math.nan), path) for path in list_checkpoints(directory)]
+    return min((pair for pair in values if not math.isnan(pair[0])), default=(0.0, None), key=lambda pair: pair[0])[1]
+
+
+def keep_newest(
+    directory: str, count: int, written: str, damaged: Sequence[str], best: Callable[[], str | None] = lambda: None
+) -> None:
     """Removes all checkpoints but the newest ones, when another was written.
 
     Args:
@@ -212,12 +256,17 @@ def keep_newest(directory: str, count: int, written: str, damaged: Sequence[str]
       written: the path of the newest.
       damaged: paths of those that were found to be damaged. They are set aside: one is of a higher step, so it would
         count as the newest, and good ones would be removed for it.
+      best: returns the path of one more that is kept.
     """
     for path in damaged:
         if path != written:
             with contextlib.suppress(OSError):  # somebody has removed it
                 set_aside(path)
-    for path in list_checkpoints(directory)[:-count]:
+    old = list_checkpoints(directory)[:-count]
+    kept = best() if old else None
+    for path in old:
+        if path == kept:
+            continue
         shutil.rmtree(path, ignore_errors=True)
 
 

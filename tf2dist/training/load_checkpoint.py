@@ -1,0 +1,65 @@
+"""`tf2dist.load_checkpoint`: the weights of a checkpoint, outside of the training that wrote it."""
+
+# Keras ships no types.
+# pyright: strict, reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownParameterType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+import logging
+import os
+
+import keras
+
+from tf2dist.errors import CheckpointError, UsageError
+from tf2dist.training import checkpoint_files
+from tf2dist.training.best_epoch import BestEpoch
+
+_log = logging.getLogger("tf2dist")
+
+
+def load_checkpoint(
+    model: keras.Model, path: str | os.PathLike[str], *, best: str | None = None, mode: str = "auto"
+) -> int:
+    """Gives a model the weights of a checkpoint that `tf2dist.Checkpoint` has written, sharded or not.
+
+    A compiled model also gets the optimizer's variables, which must be those of the same optimizer; one that is not
+    compiled gets the weights alone. In a job of several peers each reads them.
+
+    Args:
+      model: built, of any strategy, on any number of servers.
+      path: a checkpoint, or the directory of several: the newest of them is read that is whole, or the best.
+      best: name of a value in an epoch's logs, such as "val_loss": of the checkpoints that were written as an epoch
+        had ended, the one where it is best.
+      mode: "min" or "max", what is best; "auto" goes by the name.
+
+    Returns:
+      The updates after which it was written.
+
+    Raises:
+      ValueError: the model is not built, or `mode` is needed.
+      CheckpointError: there is none, or it is damaged or of another model.
+    """
+    path = os.fspath(path)
+    if not model.built:
+        raise UsageError("load_checkpoint needs a model that is built: call it on some data, or give it an Input")
+    if model.optimizer is not None:
+        with model.distribute_strategy.scope():
+            model.optimizer.build(model.trainable_variables)
+    is_one = os.path.exists(os.path.join(path, checkpoint_files.STATE_FILE))
+    if best is not None:
+        found = checkpoint_files.find_best(path, best, BestEpoch(best, mode).mode)
+        if is_one or found is None:
+            raise CheckpointError(f"no checkpoint in {path} has {best} in its logs")
+        paths = [found]
+    else:
+        paths = [path] if is_one else checkpoint_files.list_checkpoints(path)[::-1]
+    why = f"there is no checkpoint in {path}"
+    for each in paths:
+        try:
+            return checkpoint_files.read_checkpoint(model, each).global_step
+        except checkpoint_files.DamagedError as error:
+            why = f"{each} is damaged: {error}"
+            if len(paths) > 1:
+                _log.warning("tf2dist: %s is damaged (%s), and is not used", each, error)
+    raise CheckpointError(why)
