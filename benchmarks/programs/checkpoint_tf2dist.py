@@ -16,7 +16,7 @@ import time
 
 import tf2dist
 
-_SAVED, _STEPS = 200, 600  # the step after which it is saved, and how many are made at least
+_SAVED, _STEPS = 100, 150  # the step after which it is saved, and how many are made at least
 _ROW = 256  # numbers f32 in a row of the table
 _IDS = 16  # in an example
 _ROWS = 64  # examples

@@ -230,6 +230,7 @@ def sensible(configuration: Configuration) -> Configuration:
         simplest("blank")
     if c["nan"]:
         simplest("metrics", "checkpoint", "early_stopping")  # Keras leaves open what is better than NaN
+        simplest("layer_metric")  # fused with a multiplication, TensorFlow's ReLU makes 0 of NaN
     wanted = {"recurrent_dropout": c["model"] in ("lstm", "gru"), "augmentation": c["model"] in IMAGES}
     if not wanted.get(c["random"], True):
         c["random"] = "dropout"
