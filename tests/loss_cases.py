@@ -102,7 +102,7 @@ def masked_weighted_data():
     return x, y, np.repeat(np.where(np.arange(ROWS) % BATCH < BATCH // 2, 1, 10)[:, None], LENGTH, 1)
 
 
-def everything():
+def everything(**kwargs):
     """Masks and a mean over sample weights in two outputs, a sum in a third, regularizers, losses of layers."""
     x = keras.Input((LENGTH,), dtype="int32")
     hidden = _embedding()(x)
@@ -118,7 +118,9 @@ def everything():
         "sum": losses.Huber(reduction="sum"),
     }
     weights = {"tags": 0.7, "mean": 2.0, "sum": 0.1}
-    return _compiled(keras.Model(x, outputs), loss, loss_weights=weights, weighted_metrics={"tags": ["accuracy"]})
+    return _compiled(
+        keras.Model(x, outputs), loss, loss_weights=weights, weighted_metrics={"tags": ["accuracy"]}, **kwargs
+    )
 
 
 def everything_data():
@@ -350,6 +352,7 @@ def unreduced():
 CASES = {
     "masks": (masks, masks_data),
     "weighted masks": (masks, weighted_masks_data),
+    "everything, XLA": (lambda: everything(jit_compile=True), everything_data),
     "masks, XLA": (lambda: masks(jit_compile=True), masks_data),  # replicas meet when XLA has computed, not before
     "ignored class": (ignored_class, ignored_class_data),
     "mean with sample weight": (weighted_mean, weighted_data),

@@ -194,6 +194,46 @@ def test_a_generator_is_left_where_training_has_ended(kind, tf):
     same(model, expected)
 
 
+def test_a_new_generator_begins_with_the_batch_that_is_due(tf):
+    """As in a job that goes on: what was looked at for its shape counts as not read yet."""
+    model, expected, first = made(), made(), []
+    note = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: first.append(epoch))
+    tf2dist.fit(model, endless(), initial_epoch=1, epochs=2, steps_per_epoch=5, callbacks=[note])
+    assert first == [1]
+    theirs = endless()
+    for _ in range(5):
+        next(theirs)
+    expected.fit(theirs, steps_per_epoch=5, verbose=0)
+    same(model, expected)
+
+
+class Noted(Rows):
+    """Notes which of its batches are asked for."""
+
+    def __init__(self, numbers):
+        super().__init__()
+        self.numbers = numbers
+
+    def __getitem__(self, index):
+        self.numbers.append(index)
+        return super().__getitem__(index)
+
+
+def test_each_later_pass_is_a_whole_one(tf):
+    """Where training begins in the middle of a pass."""
+    numbers = []
+    data = Noted(numbers)
+    count, model = len(data), made()
+    steps = count - 2
+    tf2dist.fit(model, data, initial_epoch=1, epochs=4, steps_per_epoch=steps, shuffle=False)
+    wanted = [n % count for n in range(steps, 4 * steps)]
+    assert numbers[-len(wanted) :] == wanted
+    batch_of = batches()
+    expected = made()
+    expected.fit((batch_of[n] for n in wanted), steps_per_epoch=len(wanted), verbose=0)
+    same(model, expected)
+
+
 @pytest.mark.slow
 def test_a_generator_without_steps_is_kept(tf):
     theirs, model = made(), made()

@@ -1,7 +1,9 @@
 """Synchronous updates on parameter servers: the numbers of one process, and backup workers."""
 
+import contextlib
 import json
 import signal
+import types
 
 import numpy as np
 import pytest
@@ -107,10 +109,13 @@ def test_a_batch_is_cut_for_the_workers_that_are_waited_for(tf, monkeypatch):
     class Pool:
         """Three workers, all in this process."""
 
-        count, slices = 3, ReplicaSlices()
+        count, slices, scheduled = 3, ReplicaSlices(), 0
 
         def __init__(self, strategy):
             pass
+
+        def schedule(self, function, arguments):
+            self.scheduled += 1
 
         def open_iterators(self, make_dataset, arrays=(), *, on_host=False):
             made = []
@@ -129,6 +134,36 @@ def test_a_batch_is_cut_for_the_workers_that_are_waited_for(tf, monkeypatch):
     np.testing.assert_array_equal(np.concatenate([rows for (rows, _), _ in slices]), x[:48])
     with pytest.raises(tf2dist.errors.UsageError, match="calls Python in the coordinator"):
         dispatcher.open_stream(make_data_adapter(iter([(x[:4], y[:4])])), 0)
+    monkeypatch.setattr(synchronous, "_WorkerWatch", lambda *_: contextlib.nullcontext())
+    for _ in range(2):
+        stream = dispatcher.open_stream(make_data_adapter((x, y), batch_size=16, shuffle=False), 0)
+        updates = Updates(tf)
+        for _ in range(2):
+            dispatcher.schedule(
+                types.SimpleNamespace(update_for=lambda spec, sent, updates=updates: updates), stream, 3
+            )
+            assert dispatcher.next_result().dropped_gradients == 2
+        # Late gradients of what was trained before are none of this training's: they are counted from its first update.
+        assert updates.first == [updates.begun, updates.begun]
+
+
+class Updates:
+    """Stands for a `SynchronousUpdate` that has made some updates before; two gradients are late each time."""
+
+    work, made = None, 0
+
+    def __init__(self, tf):
+        self.tf, self.begun, self.first = tf, Updates.made, []
+
+    number = property(lambda self: Updates.made)
+
+    def hand_out_tokens(self, counts, number):
+        pass
+
+    def make_updates(self, steps, first):
+        Updates.made += int(steps)
+        self.first.append(int(first))
+        return [self.tf.zeros([]), self.tf.constant(2)]
 
 
 def test_backup_workers(results):
