@@ -57,6 +57,14 @@ def masks(**kwargs):
     return _compiled(model, _entropy(), weighted_metrics=["accuracy"], **kwargs)
 
 
+def scaled_masks(**kwargs):
+    """Masks, and a loss that is scaled: what comes of each mean is scaled as well."""
+    model = masks()
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(SGD), initial_scale=64.0)
+    model.compile(optimizer, model.loss, **kwargs)
+    return model
+
+
 def masks_data():
     x = words()
     return x, x % 3
@@ -353,6 +361,8 @@ CASES = {
     "masks": (masks, masks_data),
     "weighted masks": (masks, weighted_masks_data),
     "everything, XLA": (lambda: everything(jit_compile=True), everything_data),
+    "scaled masks": (scaled_masks, masks_data),
+    "scaled masks, XLA": (lambda: scaled_masks(jit_compile=True), masks_data),
     "masks, XLA": (lambda: masks(jit_compile=True), masks_data),  # replicas meet when XLA has computed, not before
     "ignored class": (ignored_class, ignored_class_data),
     "mean with sample weight": (weighted_mean, weighted_data),

@@ -123,6 +123,44 @@ def test_arrays_take_the_place_of_others_of_their_shape(passes):
         np.testing.assert_allclose(found, model(rows), rtol=1e-5, atol=1e-6)
 
 
+class Slow(Here):
+    """A pool of which a worker is idle, and the other so slow that shards are computed by both."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked, self.abandoned = 0, []
+
+    def has_idle_worker(self):
+        return True
+
+    def first_ended(self, remotes, limit=math.inf):
+        self.asked += 1
+        return None if self.asked == 1 else 0
+
+    def abandon(self, remotes):
+        self.abandoned += remotes
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_a_shard_that_two_workers_compute_counts_once(tf, one_by_one):
+    from tf2dist.execution.keras_train_step import KerasTrainStep
+    from tf2dist.input.make_adapter import make_finite_adapter
+    from tf2dist.parameter_server.sharded_evaluate_predict import ShardedPass
+
+    model, rows = classifier(OPTIMIZERS["sgd"]()), data()
+    model.evaluate(*rows, verbose=0)
+    adapter = make_finite_adapter(rows, batch_size=8)
+    pools = Here(), Slow()
+    expected, found = (
+        [*ShardedPass(pool).evaluate(KerasTrainStep(model), adapter, one_by_one=one_by_one)] for pool in pools
+    )
+    assert pools[1].scheduled > pools[0].scheduled
+    assert pools[1].abandoned
+    assert sum(steps for steps, _ in found) == sum(steps for steps, _ in expected) == adapter.steps
+    together = [np.sum([sums[0] for _, sums in each]) for each in (found, expected)]
+    assert together[0] == pytest.approx(together[1])
+
+
 def test_outputs_with_unequal_numbers_of_rows(tf, passes):
     """Boxes of images, say: their rows are put together as they belong, whatever the shards are."""
     import keras

@@ -18,6 +18,7 @@ ON_TWO = (
     *(*loss_cases.FEW, "own Loss", "Dice", "own compute_loss", "added values of examples"),
     *("ignored class", "trained table", "synchronized, masked", "unreduced", "Circle, weighted", "masks, XLA"),
     *("masked mean with sample weight", "table of two, XLA", "everything, XLA"),
+    "scaled masks, XLA",
 )
 REPLICAS = {"mirrored 2": ("mirrored", 2), "mirrored 3": ("mirrored", 3), "central": ("central", 2)}
 
@@ -53,6 +54,7 @@ LAYOUTS = {
 }
 IN_CLUSTERS = (
     *loss_cases.FEW,
+    "scaled masks",
     "weighted masks",
     "ignored class",
     "mean with sample weight",

@@ -365,3 +365,18 @@ def test_a_step_that_is_set_on_the_model_itself(tf):
     history = tf2dist.fit(model, np.ones([8, 3], np.float32), np.ones(8, np.float32)).history
     assert history == {"mine": [7.0]}
     np.testing.assert_array_equal(model.get_weights()[0], before[0])
+
+
+def test_an_activity_regularizer_that_is_a_mean_of_the_batch(tf):
+    """Keras divides what it returns by the number of examples: of slices another one."""
+
+    def mean_of_squares(outputs):
+        return keras.ops.mean(outputs**2)
+
+    x, y = data()
+    with tf2dist.make_strategy("mirrored", replicas=2).scope():
+        hidden = keras.layers.Dense(4, "tanh", activity_regularizer=mean_of_squares)
+        model = keras.Sequential([keras.Input(x.shape[1:]), hidden, keras.layers.Dense(3)])
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(True))
+    with pytest.raises(ValueError, match="several replicas"):
+        tf2dist.fit(model, x, y)

@@ -78,6 +78,11 @@ def all_optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
     return list({id(value): value for value in held if isinstance(value, keras.optimizers.Optimizer)}.values())
 
 
+def has_optimizer(model: keras.Model) -> bool:
+    """Was the model compiled with an optimizer? One that is not compiled lacks the attribute."""
+    return getattr(model, "optimizer", None) is not None
+
+
 def restored_variables(model: keras.Model) -> list[keras.Variable]:
     """All that `load_weights` of a built model may change."""
     return [*model.variables, *(v for optimizer in all_optimizers(model) for v in optimizer.variables)]
@@ -87,6 +92,13 @@ def saves_only_keras_variables(model: keras.Model) -> bool:
     """Does `save_weights` read Keras's variables alone? A `save_own_variables` of the user may store anything."""
     parts = [*model._flatten_layers(), *all_optimizers(model)]
     return all(is_of_keras(type(part).save_own_variables) for part in parts)
+
+
+def finalize_restored(model: keras.Model) -> None:
+    """Does what layers of Keras do when they have read their variables: `Normalization` makes its constants of them."""
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.layers.Normalization):
+            layer.finalize_state()
 
 
 def seed_states(model: keras.Model) -> list[keras.Variable]:
@@ -105,10 +117,16 @@ def is_of_keras(part: Any) -> bool:
     return (getattr(part, "__module__", None) or "").startswith("keras.")
 
 
-def is_function_of_the_user(metric: keras.metrics.Metric) -> bool:
-    """Is this a mean of what a function returns that is not Keras's?"""
+def is_function_of_a_batch(metric: keras.metrics.Metric) -> bool:
+    """Is this a mean of what a function returns, of which only the function knows whether that is one of examples?
+
+    A function of the user's, or one of Keras's overlaps, whose sums run over the batch unless an axis is given.
+    """
     function = getattr(metric, "_fn", None)
-    return function is not None and not is_of_keras(function)
+    function = getattr(function, "_fn", function)  # of a metric in a metric
+    overlaps = (keras.losses.dice, keras.losses.tversky)
+    is_overlap = isinstance(function, (keras.losses.Dice, keras.losses.Tversky)) or function in overlaps
+    return function is not None and (is_overlap or not is_of_keras(function))
 
 
 def compiled_losses(model: keras.Model) -> list[keras.losses.Loss]:

@@ -8,8 +8,14 @@ import math
 
 from tf2dist.errors import UsageError
 
-_LESS = ("loss", "error", "perplexity", "divergence", "entropy", "hinge", "poisson")
-_MORE = ("acc", "auc", "precision", "recall", "score", "iou", "similarity", "sensitivity", "specificity", "r2")
+_LESS = {
+    *("loss", "error", "mse", "mae", "rmse", "mape", "msle", "perplexity", "entropy", "crossentropy", "divergence"),
+    *("hinge", "poisson"),
+}
+_MORE = {
+    *("acc", "accuracy", "auc", "precision", "recall", "f1", "fbeta", "iou", "r2", "similarity", "sensitivity"),
+    "specificity",
+}
 
 
 class BestEpoch:
@@ -30,7 +36,8 @@ class BestEpoch:
         self.value = math.nan
         if mode != "auto":
             return
-        less, more = any(word in metric for word in _LESS), any(word in metric for word in _MORE)
+        words = {*metric.lower().replace("io_u", "iou").split("_")}
+        less, more = bool(words & _LESS), bool(words & _MORE)
         if less == more:
             raise UsageError(f"{metric!r} does not say whether less or more is better: give mode='min' or mode='max'")
         self.mode = "min" if less else "max"

@@ -20,7 +20,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tf2dist.compat.model import restored_variables, saves_only_keras_variables
+from tf2dist.compat.model import finalize_restored, restored_variables, saves_only_keras_variables
 from tf2dist.compat.optimizers import changes_weights_at_the_end
 from tf2dist.errors import CheckpointError, UsageError
 from tf2dist.runtime import collectives, session
@@ -31,7 +31,7 @@ from tf2dist.training.checkpoint_snapshot import Snapshot
 from tf2dist.training.checkpoint_state import ELSEWHERE, PlaceInEpoch, SavedProgress, TrainingState
 from tf2dist.training.checkpoint_writer import CheckpointWriter
 from tf2dist.training.one_training_per_directory import StatusUpdates
-from tf2dist.training.status_file import read_stopped_at, write_status
+from tf2dist.training.status_file import STATUS_FILE, read_stopped_at, write_status
 
 _log = logging.getLogger("tf2dist")
 
@@ -56,7 +56,8 @@ class Checkpoint(keras.callbacks.Callback):
       keep: how many checkpoints to keep, the newest ones. A damaged one is none of them: when the next one has been
         written it is set aside, as `damaged-checkpoint-N`.
       keep_best: the name of a value in an epoch's logs, such as "val_loss": an epoch where it is better than before is
-        saved, and kept beside the newest ones until another one is better. `tf2dist.load_checkpoint` finds it.
+        saved beside the others, as it is when callbacks were told of its end, and kept until another one is better.
+        `tf2dist.load_checkpoint` reads it; no training goes on from it.
       mode: "min" or "max", what is best; "auto" goes by the name.
       in_background: write while training goes on, which needs the memory of what changes meanwhile once more. Training
         waits only where the next checkpoint is due before the last one is written, and at its end.
@@ -87,6 +88,9 @@ class Checkpoint(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         given = {"every_steps": every_steps, "every_seconds": every_seconds, "keep": keep}
+        for name in ("every_steps", "keep"):
+            if given[name] is not None and (not isinstance(given[name], int) or isinstance(given[name], bool)):
+                raise UsageError(f"{name} must be a whole number, found {given[name]!r}")
         for name, value in given.items():
             if value is not None and not value > 0:
                 raise UsageError(f"{name} must be positive, found {value}")
@@ -105,7 +109,6 @@ class Checkpoint(keras.callbacks.Callback):
         self._damaged: list[str] = []  # to be set aside
         self._writer = CheckpointWriter(in_background)
         self._best = None if keep_best is None else BestEpoch(keep_best, mode)
-        self._ended_epoch: tuple[int, dict[str, float]] = -1, {}  # the step at its end, and its logs
 
     def begin(self, state: TrainingState, start: int, epochs: int) -> SavedProgress | None:
         """Restores the newest checkpoint into the model. Called by `fit`, in every peer.
@@ -118,35 +121,47 @@ class Checkpoint(keras.callbacks.Callback):
         Returns:
           What was restored; None if there is no checkpoint, or only one of an earlier step than `start`.
         """
+        self._writer.give_up()  # of an earlier training that has failed
         self._state, self._writes = state, collectives.peers(state.strategy)[1] == 0
         self._saved_step, self._saved_at = 0, time.monotonic()
         self._stopped_at, self._saved_place, self._has_ended_epoch, self._is_missing = None, None, False, False
-        self._ended_epoch = -1, {}
         session.current().preemption.forget(self._note_preemption)
         found, step = None, -1
         if self._writes:
             checkpoint_files.discard_unfinished(self.directory)
             if self.sharded and not saves_only_keras_variables(state.model):
                 raise UsageError("sharded=True holds variables alone, and a layer has a save_own_variables of its own")
+            self._check_best(state)
             found = self._restore_newest(state, start, epochs)
             self._read_best()
             step = -1 if found is None else found.global_step
             if found is not None and read_stopped_at(self.directory) == step:
                 found = dataclasses.replace(found, is_over=True)
             # After the check: a checkpoint of another model leaves the status as it was.
-            self._status = StatusUpdates(self.directory)
+            self._status = self._begin_status()
             session.current().on_failure(self.failed)
             session.current().preemption.at_end(self.preempted)
         (step,) = collectives.broadcast(state.strategy, [step])
         if step < 0:
             return None
         collectives.broadcast_variables(state.strategy, restored_variables(state.model))
+        finalize_restored(state.model)  # the first peer has
         self._saved_step = int(step)
         # Of a model with a step of its own only the first peer knows the logs, and how many there are.
         told = collectives.all_gather(state.strategy, b"" if found is None else pickle.dumps(found))
         restored: SavedProgress = pickle.loads(told[0])
         self._saved_place = restored.place
         return restored
+
+    def _begin_status(self) -> StatusUpdates | None:
+        try:
+            return StatusUpdates(self.directory)
+        except OSError as error:
+            unwritten = checkpoint_files.unwritten(os.path.join(self.directory, STATUS_FILE), error)
+            if self.required:
+                raise unwritten from None
+            _log.warning("tf2dist: %s; it is not required, so that training goes on", unwritten)
+            return None
 
     def _restore_newest(self, state: TrainingState, start: int, epochs: int) -> SavedProgress | None:
         self._damaged = []
@@ -167,15 +182,23 @@ class Checkpoint(keras.callbacks.Callback):
             _log.warning("tf2dist: no whole checkpoint is left in %s: training begins anew", self.directory)
         return None
 
-    def _read_best(self) -> None:
-        """Notes the best value of the checkpoints that there are."""
-        if self._best is not None:
-            best = self._find_best()
-            self._best.value = math.nan if best is None else checkpoint_files.read_logs(best)[self._best.metric]
+    def _check_best(self, state: TrainingState) -> None:
+        """Sets the best checkpoint aside if it is damaged, so that another one becomes the best."""
+        found = self._best and checkpoint_files.find_best(self.directory, self._best.metric)
+        if not found:
+            return
+        try:
+            checkpoint_files.check_checkpoint(state.model, found[0])
+        except checkpoint_files.DamagedError as error:
+            _log.warning("tf2dist: the best checkpoint %s is damaged (%s), and is set aside", found[0], error)
+            with contextlib.suppress(OSError):
+                checkpoint_files.set_aside(found[0])
 
-    def _find_best(self) -> str | None:
-        """The path of the best checkpoint, of which there may be none."""
-        return self._best and checkpoint_files.find_best(self.directory, self._best.metric, self._best.mode)
+    def _read_best(self) -> None:
+        """Notes the value of the best checkpoint that there is."""
+        if self._best is not None:
+            found = checkpoint_files.find_best(self.directory, self._best.metric)
+            self._best.value = math.nan if found is None else found[1]
 
     def is_due(self) -> bool:
         """Is it time to save? The loop then waits for the executions that are under way, and calls `save`."""
@@ -203,21 +226,23 @@ class Checkpoint(keras.callbacks.Callback):
         assert self._state is not None  # fit has begun
         self._saved_at = time.monotonic()
         progress = self._state.progress(place)
-        if self._ended_epoch[0] == progress.global_step:
-            progress = dataclasses.replace(progress, logs=self._ended_epoch[1])
         with self._write_may_fail():
             self._writer.wait()
         again = again or self._is_missing
         if progress.global_step == self._saved_step and self._saved_place in (None, place) and not again:
             return
-        snapshot = Snapshot(self._state.model, progress, live=not (self._writer.in_background or self.sharded))
+        snapshot = self._snapshot(progress)
         self._saved_step, self._saved_place, self._is_missing = progress.global_step, place, False
         with self._write_may_fail():
             self._writer.write(snapshot, functools.partial(self._write, snapshot))
 
+    def _snapshot(self, progress: SavedProgress) -> Snapshot:
+        assert self._state is not None
+        return Snapshot(self._state.model, progress, live=not (self._writer.in_background or self.sharded))
+
     def _write(self, snapshot: Snapshot) -> None:
         written = checkpoint_files.write_checkpoint(snapshot, self.directory, sharded=self.sharded)
-        checkpoint_files.keep_newest(self.directory, self.keep, written, self._damaged, self._find_best)
+        checkpoint_files.keep_newest(self.directory, self.keep, written, self._damaged)
         self._damaged = []
 
     @contextlib.contextmanager
@@ -247,40 +272,52 @@ class Checkpoint(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         self._has_ended_epoch = True
-        if self._state is None or not self._writes:
+        if self._state is None or not self._writes or self._best is None:
             return
-        values = {name: float(value) for name, value in (logs or {}).items() if not np.ndim(value)}
-        self._ended_epoch = self._state.global_step, values
-        if self._best is None:
-            return
-        if self._best.metric not in values:
+        value = (logs or {}).get(self._best.metric)
+        if value is None or np.ndim(value):
             _log.warning(
                 "tf2dist: epoch %d has no %s, by which the best checkpoint is kept; it has %s",
-                epoch + 1, self._best.metric, ", ".join(values) or "nothing",
+                epoch + 1, self._best.metric, ", ".join(logs or {}) or "nothing",
             )  # fmt: skip
-        elif self._best.is_improved_by(values[self._best.metric]):
-            self.save()
-            self._best.value = values[self._best.metric]
+        elif self._best.is_improved_by(float(value)):
+            self._save_best(self._state, float(value))
+
+    def _save_best(self, state: TrainingState, value: float) -> None:
+        """Writes what was evaluated, beside what training goes on from: callbacks may have put averages there."""
+        assert self._best is not None
+        with self._write_may_fail():
+            self._writer.wait()
+        self._best.value = value
+        snapshot = self._snapshot(state.progress(ELSEWHERE))
+        with self._write_may_fail():
+            self._writer.write(
+                snapshot,
+                functools.partial(
+                    checkpoint_files.write_best, snapshot, self.directory, self._best, sharded=self.sharded
+                ),
+            )
 
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
         if self._state is not None and self._writes:
             with self._write_may_fail():
                 self._writer.wait()
             self._stopped_at = self._state.global_step if self._state.model.stop_training else None
-            if self._state.changes_at_the_end and not self._last_epoch_is_best():
-                self._ended_epoch = -1, {}  # the weights may be others than those of the logs by now
             averaged = changes_weights_at_the_end(self._state.model.optimizer)
             ends = self._saved_place not in (None, ELSEWHERE) and self._has_ended_epoch
             if self._state.has_trained or (averaged and self._saved_step) or ends:
                 self.save(again=averaged or self._state.changes_at_the_end)
                 with self._write_may_fail():
                     self._writer.wait()
-            self._end_status("done")
+            try:
+                self._end_status("done")
+            except OSError as error:
+                unwritten = checkpoint_files.unwritten(os.path.join(self.directory, STATUS_FILE), error)
+                if self.required:
+                    raise unwritten from None
+                _log.warning("tf2dist: %s; it is not required", unwritten)
             session.current().preemption.at_end(self._note_preemption)
         self._state = None
-
-    def _last_epoch_is_best(self) -> bool:
-        return self._best is not None and self._ended_epoch[1].get(self._best.metric) == self._best.value
 
     def preempted(self) -> None:
         """Says that training has ended since the job was asked to stop, and goes on when it is started again."""

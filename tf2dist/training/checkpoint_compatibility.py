@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import keras
 
+from tf2dist.compat.model import has_optimizer
 from tf2dist.errors import CheckpointError
 
 Shapes = dict[str, list[list[int]]]
@@ -19,7 +20,7 @@ def shapes_of(model: keras.Model) -> Shapes:
 def _owned(model: keras.Model, owner: str) -> list[keras.Variable]:
     if owner == "model":
         return model.variables
-    return model.optimizer.variables if model.optimizer else []
+    return model.optimizer.variables if has_optimizer(model) else []
 
 
 def _shapes(variables: Sequence[keras.Variable]) -> list[list[int]]:
@@ -32,7 +33,7 @@ def check_shapes(model: keras.Model, found: Mapping[str, list[list[int]]], path:
     A model without an optimizer can take those of all.
     """
     for owner, theirs in found.items():
-        if owner == "optimizer" and model.optimizer is None:
+        if owner == "optimizer" and not has_optimizer(model):
             continue  # it gets the weights alone
         ours = _owned(model, owner)
         if _shapes(ours) != theirs:

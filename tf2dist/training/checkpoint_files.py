@@ -3,37 +3,40 @@
 `directory/checkpoint-1200/` holds `model.weights.h5` (model and optimizer, as `keras.Model.load_weights` reads it), or
 the files of `checkpoint_shards`, and `state.json`, with what these leave out; `directory/status.json` is described in
 `status_file`. One that was found to be damaged is kept as `directory/damaged-checkpoint-1200/`, where nothing reads it.
+`directory/best-val_loss-1400/` is the best one by a value in the logs, from which no training goes on.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import hashlib
 import json
-import math
 import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import h5py
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tf2dist.compat.model import seed_states
-from tf2dist.errors import CheckpointError
+from tf2dist.compat.model import finalize_restored, has_optimizer, seed_states
+from tf2dist.errors import CheckpointError, reason
 from tf2dist.system.atomic_files import flush, flush_directory
+from tf2dist.training.best_epoch import BestEpoch
 from tf2dist.training.checkpoint_compatibility import check_shapes
-from tf2dist.training.checkpoint_shards import check_shards, read_shards
+from tf2dist.training.checkpoint_shards import ElsewhereError, Shards, check_shards, read_shards
 from tf2dist.training.checkpoint_snapshot import Snapshot, stored_variables
 from tf2dist.training.checkpoint_state import PlaceInEpoch, SavedProgress
 from tf2dist.training.status_file import STATUS_FILE
 
 _NAME = re.compile(r"checkpoint-(\d+)")
-_REPLACED = re.compile(r"\.(checkpoint-\d+)\.replaced")
+_REPLACED = re.compile(r"\.((?:checkpoint|best-.*)-\d+)\.replaced")
 _MAY_BE_READ_LATER = {errno.EACCES, errno.EPERM, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR}
 _HDF5_BYTES = 8192  # that it adds to each variable, at most
 _WEIGHTS, STATE_FILE = "model.weights.h5", "state.json"
@@ -82,25 +85,66 @@ def write_checkpoint(snapshot: Snapshot, directory: str, *, sharded: bool = Fals
       UnwrittenError: the disk is full, say; nothing is left, and a checkpoint of the same step stays.
       tf.errors.OpError: a server that has variables is lost; the same.
     """
-    name = f"checkpoint-{snapshot.progress.global_step}"
+    return _write(snapshot, directory, f"checkpoint-{snapshot.progress.global_step}", sharded)
+
+
+def write_best(snapshot: Snapshot, directory: str, best: BestEpoch, *, sharded: bool = False) -> None:
+    """Writes a checkpoint of the best epoch, in the place of the best one before, as `write_checkpoint`."""
+    name = f"{_best_name(best.metric)}{snapshot.progress.global_step}"
+    before = _list_best(directory, best.metric)
+    path = _write(snapshot, directory, name, sharded, {"metric": best.metric, "mode": best.mode, "value": best.value})
+    for each in before:
+        if each != path:
+            shutil.rmtree(each, ignore_errors=True)
+
+
+def _best_name(metric: str) -> str:
+    return f"best-{re.sub(r'[^A-Za-z0-9_.]', '_', metric)}-"
+
+
+def _list_best(directory: str, metric: str) -> list[str]:
+    names, begins = os.listdir(directory) if os.path.isdir(directory) else [], _best_name(metric)
+    return [
+        os.path.join(directory, name) for name in names if name.startswith(begins) and name[len(begins) :].isdigit()
+    ]
+
+
+def find_best(directory: str, metric: str) -> tuple[str, float] | None:
+    """The path of the best checkpoint by this value in the logs, and the value; None if there is none."""
+    found: list[tuple[float, str, float]] = []
+    for path in _list_best(directory, metric):  # two, if a job was killed just when the second one was there
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
+            with open(os.path.join(path, STATE_FILE)) as file:
+                best = json.load(file)["best"]
+            value = float(best["value"])
+            found.append((value if best["mode"] == "min" else -value, path, value))
+    return min(found)[1:] if found else None
+
+
+def _write(snapshot: Snapshot, directory: str, name: str, sharded: bool, best: Mapping[str, Any] | None = None) -> str:
     path = os.path.join(directory, name)
     unfinished = os.path.join(directory, f".{name}.{secrets.token_hex(4)}.part")
     try:
         os.makedirs(directory, exist_ok=True)
         os.mkdir(unfinished)
-        _write_files(snapshot, unfinished, sharded)
+        _write_files(snapshot, unfinished, sharded, best)
         _put_in_place(unfinished, path)
     except OSError as error:
         shutil.rmtree(unfinished, ignore_errors=True)
-        why = os.strerror(error.errno) if error.errno else " ".join(str(error).split())
-        raise UnwrittenError(f"{path} cannot be written: {why}; the checkpoints before it are kept") from None
+        raise unwritten(path, error) from None
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
     return path
 
 
-def _write_files(snapshot: Snapshot, directory: str, sharded: bool) -> None:
+def unwritten(path: str, error: OSError) -> UnwrittenError:
+    """What to raise where `path` cannot be written."""
+    why = os.strerror(error.errno) if error.errno else " ".join(str(error).split())
+    return UnwrittenError(f"{path} cannot be written: {why}; the checkpoints before it are kept")
+
+
+def _write_files(snapshot: Snapshot, directory: str, sharded: bool, best: Mapping[str, Any] | None) -> None:
     progress = snapshot.progress
     state = {
         "global_step": progress.global_step,
@@ -111,7 +155,8 @@ def _write_files(snapshot: Snapshot, directory: str, sharded: bool) -> None:
         "stops": progress.place.stops,
         "seed_states": snapshot.seed_states,
         "shapes": snapshot.shapes,
-        "logs": progress.logs,
+        "variables": len(snapshot.sizes),
+        "best": best,
     }
     if sharded:
         state["shards"] = snapshot.save_shards(directory)
@@ -156,6 +201,15 @@ def _put_in_place(unfinished: str, path: str) -> None:
     shutil.rmtree(replaced, ignore_errors=True)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Whole:
+    """What a checkpoint holds, of which all files are whole."""
+
+    progress: SavedProgress
+    seeds: list[np.ndarray]
+    shards: Shards | None
+
+
 def read_checkpoint(model: keras.Model, path: str) -> SavedProgress:
     """Reads a checkpoint into a built model and its optimizer.
 
@@ -163,6 +217,26 @@ def read_checkpoint(model: keras.Model, path: str) -> SavedProgress:
       DamagedError: its files are incomplete or have changed; the model is as it was.
       CheckpointError: it is of another model, or cannot be read now.
     """
+    whole = _verify(model, path)
+    try:
+        if whole.shards is None:
+            model.load_weights(os.path.join(path, _WEIGHTS))
+        else:
+            read_shards(stored_variables(model), whole.shards, path, assign=True)
+    except Exception as error:  # Keras has loaded what fits, so no other checkpoint may take its place in silence
+        raise CheckpointError(_is_of_another(path, error)) from None
+    for variable, value in zip(seed_states(model), whole.seeds, strict=False):
+        variable.assign(value)
+    finalize_restored(model)
+    return whole.progress
+
+
+def check_checkpoint(model: keras.Model, path: str) -> None:
+    """Raises what `read_checkpoint` would, and leaves the model as it is."""
+    _verify(model, path)
+
+
+def _verify(model: keras.Model, path: str) -> _Whole:
     weights = os.path.join(path, _WEIGHTS)
     try:
         with open(os.path.join(path, STATE_FILE)) as file:
@@ -180,9 +254,16 @@ def read_checkpoint(model: keras.Model, path: str) -> SavedProgress:
         if shards is None and state.get("weights_sha256", found := _sha256(weights)) != found:  # older ones have none
             raise DamagedError(f"{_WEIGHTS} is not what was written")
         check_shapes(model, shapes, path)
+        ours = stored_variables(model)
+        if has_optimizer(model) and state.get("variables", len(ours)) != len(ours):
+            raise CheckpointError(
+                f"the checkpoint {path} is of a model with other optimizers, name another directory or remove it: it "
+                f"has {state['variables']} variables in all, and the model here has {len(ours)}, as of optimizers that "
+                "are not built"
+            )
         if shards is not None:
-            check_shards(shards, len(stored_variables(model)))
-            read_shards(stored_variables(model), shards, path, assign=False)
+            check_shards(shards, len(ours))
+            read_shards(ours, shards, path, assign=False)
         seeds = [np.asarray(s, np.int64) for s in state.get("seed_states", ())]  # older ones have none
         if any(v.shape != s.shape for v, s in zip(seed_states(model), seeds, strict=False)):
             raise ValueError("states of random numbers have other shapes")
@@ -197,20 +278,13 @@ def read_checkpoint(model: keras.Model, path: str) -> SavedProgress:
         raise DamagedError(error.message.partition("\n")[0]) from None
     except tf.errors.InvalidArgumentError as error:
         raise CheckpointError(_is_of_another(path, error)) from None
+    except (ElsewhereError, tf.errors.PermissionDeniedError, tf.errors.ResourceExhaustedError) as error:
+        raise CheckpointError(f"{path} cannot be read: {reason(error)}") from None
     except OSError as error:
         if error.errno in _MAY_BE_READ_LATER:
             raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
         raise DamagedError(f"{type(error).__name__}: {error}") from None
-    try:
-        if shards is None:
-            model.load_weights(weights)
-        else:
-            read_shards(stored_variables(model), shards, path, assign=True)
-    except Exception as error:  # Keras has loaded what fits, so no other checkpoint may take its place in silence
-        raise CheckpointError(_is_of_another(path, error)) from None
-    for variable, value in zip(seed_states(model), seeds, strict=False):
-        variable.assign(value)
-    return progress
+    return _Whole(progress, seeds, shards)
 
 
 def _is_of_another(path: str, error: Exception) -> str:
@@ -222,32 +296,7 @@ def _sha256(path: str) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def read_logs(path: str) -> dict[str, float]:
-    """The logs of the epoch that had just ended when a checkpoint was written; {} if none had, or it is damaged."""
-    try:
-        with open(os.path.join(path, STATE_FILE)) as file:
-            logs = json.load(file).get("logs", {})
-        return {str(name): float(value) for name, value in logs.items()}
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
-        return {}
-
-
-def find_best(directory: str, metric: str, mode: str) -> str | None:
-    """The path of the checkpoint with the best value in its logs, the first of those that are alike; None without any.
-
-    Args:
-      directory: of the checkpoints.
-      metric: the name of the value, as "val_loss".
-      mode: "min" or "max".
-    """
-    sign = 1 if mode == "min" else -1
-    values = [(sign * read_logs(path).get(metric, math.nan), path) for path in list_checkpoints(directory)]
-    return min((pair for pair in values if not math.isnan(pair[0])), default=(0.0, None), key=lambda pair: pair[0])[1]
-
-
-def keep_newest(
-    directory: str, count: int, written: str, damaged: Sequence[str], best: Callable[[], str | None] = lambda: None
-) -> None:
+def keep_newest(directory: str, count: int, written: str, damaged: Sequence[str]) -> None:
     """Removes all checkpoints but the newest ones, when another was written.
 
     Args:
@@ -256,17 +305,12 @@ def keep_newest(
       written: the path of the newest.
       damaged: paths of those that were found to be damaged. They are set aside: one is of a higher step, so it would
         count as the newest, and good ones would be removed for it.
-      best: returns the path of one more that is kept.
     """
     for path in damaged:
         if path != written:
             with contextlib.suppress(OSError):  # somebody has removed it
                 set_aside(path)
-    old = list_checkpoints(directory)[:-count]
-    kept = best() if old else None
-    for path in old:
-        if path == kept:
-            continue
+    for path in list_checkpoints(directory)[:-count]:
         shutil.rmtree(path, ignore_errors=True)
 
 
@@ -289,5 +333,5 @@ def discard_unfinished(directory: str) -> None:
         if replaced := _REPLACED.fullmatch(name):
             whole = os.path.join(directory, replaced[1])
             shutil.rmtree(path, ignore_errors=True) if os.path.isdir(whole) else os.rename(path, whole)
-        elif name.startswith((".checkpoint-", f".{STATUS_FILE}.")) and name.endswith(".part"):
+        elif name.startswith((".checkpoint-", ".best-", f".{STATUS_FILE}.")) and name.endswith(".part"):
             shutil.rmtree(path, ignore_errors=True) if os.path.isdir(path) else os.remove(path)

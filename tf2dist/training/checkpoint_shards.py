@@ -22,7 +22,7 @@ Shards = list[list[int]]  # the numbers of the variables in each file, counted f
 
 
 class ElsewhereError(OSError):
-    """A server wrote to a disk that this process does not see."""
+    """A server does not see the disk that this process sees."""
 
 
 def write_shards(values: Sequence[tf.Tensor], directory: str) -> Shards:
@@ -87,14 +87,22 @@ def read_shards(variables: Sequence[keras.Variable], shards: Shards, directory: 
                     continue
                 variable = variables[number]
                 with tf.device(variable.value.device):
-                    (value,) = tf.raw_ops.RestoreV2(
-                        prefix=prefix,
-                        tensor_names=[str(number)],
-                        shape_and_slices=[""],
-                        dtypes=[tf.as_dtype(variable.dtype)],
-                    )
+                    value = _restore(prefix, number, variable)
                     if assign:
                         variable.assign(value)
+
+
+def _restore(prefix: str, number: int, variable: keras.Variable) -> tf.Tensor:
+    """The value of a variable, on the device in scope."""
+    dtype = tf.as_dtype(variable.dtype)
+    try:
+        return tf.raw_ops.RestoreV2(prefix=prefix, tensor_names=[str(number)], shape_and_slices=[""], dtypes=[dtype])[0]
+    except tf.errors.NotFoundError:
+        files = [f"{prefix}.index", f"{prefix}.data-00000-of-00001"]
+        task = _task(variable.value.device)
+        if task and all(os.path.exists(path) for path in files):
+            raise ElsewhereError(f"{task} does not see it: all share the directory of sharded=True") from None
+        raise
 
 
 def _prefix(directory: str, shard: int, count: int) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import keras
 import numpy as np
@@ -38,7 +38,6 @@ class SavedProgress:
       steps_per_epoch: updates in an epoch of that training; None if it is not known.
       place: in the epoch.
       is_over: had a callback stopped the training, and was it over, when its job was preempted?
-      logs: of the epoch that has just ended; empty in the middle of one. They are not restored.
     """
 
     global_step: int
@@ -46,7 +45,6 @@ class SavedProgress:
     steps_per_epoch: int | None = None
     place: PlaceInEpoch = ELSEWHERE
     is_over: bool = False
-    logs: Mapping[str, float] = field(default_factory=dict)
 
 
 class TrainingState:

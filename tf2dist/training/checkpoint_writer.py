@@ -58,18 +58,23 @@ class CheckpointWriter:
 
     def wait(self) -> None:
         """Waits until what was begun is written; raises what it has raised, once only."""
-        future, self._under_way = self._under_way, None
-        if future is not None:
-            future.result()
-
-    def give_up(self) -> None:
-        """Waits for some seconds until what was begun is written; it makes no difference any more if it is not."""
-        future, self._under_way = self._under_way, None
-        if future is None:
+        if self._under_way is None:
             return
         try:
-            future.result(_GIVE_UP_SECONDS)
+            self._under_way.result()
+        finally:
+            if self._under_way.done():  # not if it was interrupted
+                self._under_way = None
+
+    def give_up(self) -> None:
+        """Waits for some seconds until what was begun is written; if that fails, it makes no difference any more."""
+        if self._under_way is None:
+            return
+        try:
+            self._under_way.result(_GIVE_UP_SECONDS)
+            self._under_way = None
         except TimeoutError:
             _log.warning("tf2dist: the last checkpoint was not written within %d s", _GIVE_UP_SECONDS)
         except Exception as error:
+            self._under_way = None
             _log.warning("tf2dist: the last checkpoint was not written: %s", reason(error))

@@ -8,7 +8,6 @@ done it evaluates what is left, since it is asked for that very reason.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import time
@@ -20,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf2dist.cluster.heartbeat import GRACE, TaskLostError
-from tf2dist.errors import UsageError
+from tf2dist.errors import CheckpointError, UsageError
 from tf2dist.input.data_adapter import FiniteDataAdapter
 from tf2dist.runtime import session
 from tf2dist.training import checkpoint_files
@@ -114,13 +113,20 @@ def _numbers(logs: Mapping[str, Any]) -> dict[str, float]:
 
 def _read(model: keras.Model, path: str) -> SavedProgress | None:
     """Reads a checkpoint; None if the training has removed it, or if it is damaged, which is logged."""
-    with contextlib.suppress(checkpoint_files.DamagedError):
-        return checkpoint_files.read_checkpoint(model, path)
-    time.sleep(_POLL_SECONDS)  # the training may be about to remove or to replace it
+    version = checkpoint_files.written_at(path)
     try:
         return checkpoint_files.read_checkpoint(model, path)
-    except checkpoint_files.DamagedError as error:
+    except (checkpoint_files.DamagedError, CheckpointError) as error:
+        time.sleep(_POLL_SECONDS)  # the training may be about to remove or to replace it
+        is_the_same = checkpoint_files.written_at(path) == version is not None
+        if isinstance(error, CheckpointError) and is_the_same:
+            raise
+    try:
+        return checkpoint_files.read_checkpoint(model, path)
+    except (checkpoint_files.DamagedError, CheckpointError) as error:
         if os.path.isdir(path):
+            if isinstance(error, CheckpointError):
+                raise
             _log.warning("tf2dist: %s is damaged (%s); it is not evaluated", path, error)
         return None
 

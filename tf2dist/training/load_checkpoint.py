@@ -11,16 +11,14 @@ import os
 
 import keras
 
+from tf2dist.compat.model import has_optimizer
 from tf2dist.errors import CheckpointError, UsageError
 from tf2dist.training import checkpoint_files
-from tf2dist.training.best_epoch import BestEpoch
 
 _log = logging.getLogger("tf2dist")
 
 
-def load_checkpoint(
-    model: keras.Model, path: str | os.PathLike[str], *, best: str | None = None, mode: str = "auto"
-) -> int:
+def load_checkpoint(model: keras.Model, path: str | os.PathLike[str], *, best: str | None = None) -> int:
     """Gives a model the weights of a checkpoint that `tf2dist.Checkpoint` has written, sharded or not.
 
     A compiled model also gets the optimizer's variables, which must be those of the same optimizer; one that is not
@@ -29,29 +27,27 @@ def load_checkpoint(
     Args:
       model: built, of any strategy, on any number of servers.
       path: a checkpoint, or the directory of several: the newest of them is read that is whole, or the best.
-      best: name of a value in an epoch's logs, such as "val_loss": of the checkpoints that were written as an epoch
-        had ended, the one where it is best.
-      mode: "min" or "max", what is best; "auto" goes by the name.
+      best: name of a value in an epoch's logs, such as "val_loss": reads the one that `keep_best` has kept by it.
 
     Returns:
       The updates after which it was written.
 
     Raises:
-      ValueError: the model is not built, or `mode` is needed.
+      ValueError: the model is not built.
       CheckpointError: there is none, or it is damaged or of another model.
     """
     path = os.fspath(path)
     if not model.built:
         raise UsageError("load_checkpoint needs a model that is built: call it on some data, or give it an Input")
-    if model.optimizer is not None:
+    if has_optimizer(model) and not model.optimizer.built:
         with model.distribute_strategy.scope():
             model.optimizer.build(model.trainable_variables)
     is_one = os.path.exists(os.path.join(path, checkpoint_files.STATE_FILE))
     if best is not None:
-        found = checkpoint_files.find_best(path, best, BestEpoch(best, mode).mode)
-        if is_one or found is None:
-            raise CheckpointError(f"no checkpoint in {path} has {best} in its logs")
-        paths = [found]
+        found = checkpoint_files.find_best(path, best)
+        if found is None:
+            raise CheckpointError(f"no checkpoint in {path} was kept as the best by {best}")
+        paths = [found[0]]
     else:
         paths = [path] if is_one else checkpoint_files.list_checkpoints(path)[::-1]
     why = f"there is no checkpoint in {path}"

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf2dist.compat.global_batch_loss import metrics_of_slice
-from tf2dist.compat.model import compiled_metrics, is_function_of_the_user, is_of_keras
+from tf2dist.compat.model import compiled_metrics, is_function_of_a_batch, is_of_keras
 from tf2dist.compat.stateless_scope import compute_output_spec
 from tf2dist.errors import UsageError
 from tf2dist.training.loss_validation import computes_in_16_bits
@@ -62,7 +62,7 @@ def check_metrics_of_slices(model: keras.Model, spec) -> None:
     compiled = compiled_metrics(model)
     if compiled is None:
         return
-    functions = [m for m in compiled.metrics if is_function_of_the_user(m)]
+    functions = [m for m in compiled.metrics if is_function_of_a_batch(m)]
     own = [m for m in compiled.metrics if not is_of_keras(m)]
     apart: set[int] = set()
     for draw in range(_DRAWS if functions or own else 0):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import socket
 import threading
 
-from tf2dist.training.status_file import STATUS_SECONDS, read_writer, write_status
+from tf2dist.training.status_file import STATUS_SECONDS, read_status, read_writer, write_status
 
 _log = logging.getLogger("tf2dist")
+_WRITER = re.compile(r"process (\d+) of (.*)")
 
 
 class StatusUpdates:
@@ -25,21 +27,35 @@ class StatusUpdates:
         self._writer = f"process {os.getpid()} of {socket.gethostname()}"
         self._over = threading.Event()
         os.makedirs(directory, exist_ok=True)
+        self._is_alone = True
+        self._warn_of_one_before()
         write_status(directory, "training", writer=self._writer)
         self._thread = threading.Thread(target=self._update, daemon=True)
         self._thread.start()
 
     def _update(self) -> None:
-        is_alone = True
         while not self._over.wait(STATUS_SECONDS):
             with contextlib.suppress(OSError):
-                if is_alone and (other := self._other_writer()):
-                    is_alone = False
-                    _log.warning(
-                        "tf2dist: %s writes checkpoints to %s too: each removes the other's, and goes on from them; "
-                        "give each training a directory of its own", other, self._directory,
-                    )  # fmt: skip
+                if self._is_alone and (other := self._other_writer()):
+                    self._warn_of(other)
                 write_status(self._directory, "training", writer=self._writer)
+
+    def _warn_of(self, other: str) -> None:
+        self._is_alone = False
+        _log.warning(
+            "tf2dist: %s writes checkpoints to %s too: each removes the other's, and goes on from them; give each "
+            "training a directory of its own", other, self._directory,
+        )  # fmt: skip
+
+    def _warn_of_one_before(self) -> None:
+        """Warns of another training that is under way on this host; of other hosts nobody knows whether it has died."""
+        other = self._other_writer()
+        found = _WRITER.fullmatch(other)
+        if read_status(self._directory)[0] != "training" or not found or found[2] != socket.gethostname():
+            return
+        with contextlib.suppress(OSError):
+            os.kill(int(found[1]), 0)
+            self._warn_of(other)
 
     def _other_writer(self) -> str:
         """Who has written the status since this training did; nobody, if it is still this one's."""
