@@ -4,6 +4,7 @@ import functools
 import json
 import logging
 import os
+import shutil
 import socket
 import subprocess
 import threading
@@ -24,7 +25,7 @@ from tf2dist.execution.replica_dispatcher import ReplicaDispatcher
 from tf2dist.runtime import session
 from tf2dist.training import checkpoint_files
 from tf2dist.training.checkpoint_files import list_checkpoints
-from tf2dist.training.status_file import read_status
+from tf2dist.training.status_file import read_status, write_status
 
 strategy = strategies(quickly("one"))
 
@@ -432,6 +433,156 @@ def test_numbers_that_make_no_sense(tf, tmp_path, wrong):
     (name,) = wrong
     with pytest.raises(ValueError, match=f"{name} must be positive, found"):
         tf2dist.Checkpoint(tmp_path, **wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"every_steps": 1.5}, {"every_steps": "10"}, {"keep": 2.5}, {"keep": True}])
+def test_numbers_that_are_not_whole(tf, tmp_path, wrong):
+    (name,) = wrong
+    with pytest.raises(ValueError, match=f"{name} must be a whole number, found"):
+        tf2dist.Checkpoint(tmp_path, **wrong)
+
+
+@pytest.mark.parametrize("full", ["from the beginning", "at the end"])
+def test_a_full_disk_for_the_status(tf, tmp_path, monkeypatch, caplog, full):
+    """Nobody needs it where a checkpoint is not required."""
+    from tf2dist.training import checkpoint, one_training_per_directory
+
+    def no_room(directory, state, **kwargs):
+        if full == "from the beginning" or state == "done":
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(one_training_per_directory, "write_status", no_room)
+    monkeypatch.setattr(checkpoint, "write_status", no_room)
+    one = tf2dist.make_strategy("one")
+    with caplog.at_level(logging.WARNING, "tf2dist"):
+        model, _ = fit(one, tf2dist.Checkpoint(tmp_path, required=False), epochs=1)
+    assert tf2dist.updates(model) == STEPS
+    assert len(list_checkpoints(tmp_path)) == 1
+    assert [r.getMessage() for r in caplog.records if "status.json cannot be written: No space left" in r.getMessage()]
+    with pytest.raises(CheckpointError, match=r"status\.json cannot be written: No space left on device"):
+        fit(one, tf2dist.Checkpoint(tmp_path), epochs=2)
+
+
+def test_another_training_that_is_under_way_is_said_at_once(tf, tmp_path, caplog):
+    with subprocess.Popen(["sleep", "100"]) as process:
+        write_status(str(tmp_path), "training", writer=f"process {process.pid} of {socket.gethostname()}")
+        fit(tf2dist.make_strategy("one"), tf2dist.Checkpoint(tmp_path), epochs=1)
+        process.kill()
+    assert f"process {process.pid} of {socket.gethostname()} writes checkpoints to {tmp_path} too" in caplog.text
+    caplog.clear()
+    write_status(str(tmp_path), "training", writer=f"process {process.pid} of {socket.gethostname()}")
+    fit(tf2dist.make_strategy("one"), tf2dist.Checkpoint(tmp_path), epochs=2)
+    assert "too" not in caplog.text  # that one is dead
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("how", ["fit", "load_checkpoint"])
+def test_a_layer_makes_constants_of_what_was_read(tf, tmp_path, sharded, how):
+    """`Normalization` those of its mean, which it was not adapted to in the next job."""
+    x, y = data()
+
+    def made(adapts):
+        normalization = keras.layers.Normalization()
+        model = keras.Sequential([keras.Input(x.shape[1:]), normalization, keras.layers.Dense(3)])
+        if adapts:
+            normalization.adapt(3 * x + 5)
+        model.compile("adam", keras.losses.SparseCategoricalCrossentropy(True))
+        return model
+
+    first, second = made(True), made(False)
+    tf2dist.fit(first, x, y, callbacks=[tf2dist.Checkpoint(tmp_path, sharded=sharded)])
+    if how == "fit":
+        tf2dist.fit(second, x, y, callbacks=[tf2dist.Checkpoint(tmp_path, sharded=sharded)])
+    else:
+        tf2dist.load_checkpoint(second, tmp_path)
+    np.testing.assert_allclose(second.predict(x, verbose=0), first.predict(x, verbose=0), rtol=1e-6)
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_other_optimizers_that_a_model_holds(tf, tmp_path, sharded):
+    """Those of a GAN, say: without their variables it would begin anew, and what is good is not set aside for that."""
+
+    class Two(keras.Sequential):
+        second = None
+
+    def made():
+        model = Two([keras.Input((12,)), keras.layers.Dense(3)])
+        model.compile("adam", keras.losses.SparseCategoricalCrossentropy(True))
+        return model
+
+    first = made()
+    tf2dist.fit(first, data(), callbacks=[tf2dist.Checkpoint(tmp_path, sharded=sharded)])
+    second = made()
+    second.second = keras.optimizers.Adam()
+    second.second.build(second.trainable_variables)
+    before = list_checkpoints(tmp_path)
+    with pytest.raises(CheckpointError, match="is of a model with other optimizers"):
+        tf2dist.load_checkpoint(second, tmp_path)
+    with pytest.raises(CheckpointError, match="is of a model with other optimizers"):
+        tf2dist.fit(second, data(), callbacks=[tf2dist.Checkpoint(tmp_path, sharded=sharded)])
+    assert list_checkpoints(tmp_path) == before
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_an_optimizer_that_is_built_is_not_built_again(tf, tmp_path, sharded):
+    """A `LossScaleOptimizer` would make its variables twice."""
+
+    def made():
+        model = classifier(OPTIMIZERS["adam"]())
+        model.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam()), model.loss)
+        return model
+
+    model, other = made(), made()
+    tf2dist.fit(model, data(), callbacks=[tf2dist.Checkpoint(tmp_path, sharded=sharded)])
+    for each in (model, other, other):
+        steps = tf2dist.load_checkpoint(each, tmp_path)
+    tf2dist.fit(other, data(), epochs=2, callbacks=[tf2dist.Checkpoint(tmp_path, sharded=sharded)])
+    assert tf2dist.updates(other) == 2 * steps
+
+
+def test_averages_of_a_train_step_of_ones_own_are_in_the_last_one(tf, tmp_path):
+    """Also where one of the last step was written before they were put in the weights' place."""
+
+    class Own(keras.Sequential):
+        def train_step(self, data):
+            return super().train_step(data)
+
+    def made():
+        model = Own([keras.Input((12,)), keras.layers.Dense(3)])
+        model.compile(keras.optimizers.Adam(use_ema=True), keras.losses.SparseCategoricalCrossentropy(True))
+        return model
+
+    model, last = made(), made()
+    tf2dist.fit(model, data(), batch_size=BATCH, callbacks=[tf2dist.Checkpoint(tmp_path, every_steps=STEPS)])
+    assert tf2dist.load_checkpoint(last, tmp_path) == STEPS
+    for ours, theirs in zip(weights(last), weights(model), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("happens", ["removed", "replaced"])
+def test_an_evaluator_is_not_disturbed_by_what_happens_while_it_reads(tf, tmp_path, monkeypatch, happens):
+    from tf2dist.training import evaluator_task
+
+    fit(tf2dist.make_strategy("one"), tf2dist.Checkpoint(tmp_path), epochs=1)
+    (path,) = list_checkpoints(str(tmp_path))
+    read, begun = checkpoint_files.read_checkpoint, []
+
+    def reads(model, path):
+        begun.append(path)
+        if len(begun) == 1:
+            os.rename(path, f"{path}-old")
+            if happens == "replaced":
+                shutil.copytree(f"{path}-old", path)
+            raise CheckpointError("it cannot be restored; it may be of another model")
+        return read(model, path)
+
+    monkeypatch.setattr(checkpoint_files, "read_checkpoint", reads)
+    model = classifier(OPTIMIZERS["adam"]())
+    model.optimizer.build(model.trainable_variables)
+    progress = evaluator_task._read(model, path)
+    assert (progress is None) == (happens == "removed")
+    if progress is not None:
+        assert progress.global_step == STEPS
 
 
 def test_a_directory_that_is_a_url(tf, tmp_path, monkeypatch):

@@ -117,6 +117,28 @@ def makes_no_sense_of_other_rows(y_true, y_pred):
     return keras.ops.max(y_pred)
 
 
+@pytest.mark.parametrize("metric", [keras.losses.Dice(), keras.losses.tversky, keras.losses.Tversky(name="t")])
+def test_an_overlap_of_a_batch_as_a_metric(metric):
+    """Keras's Dice and Tversky sum over the batch unless they are given an axis."""
+    x, _ = data()
+    y = np.eye(3, dtype="float32")[data()[1]]
+    made = []
+    for each in (metric, keras.losses.Dice(axis=(1,))):
+        with tf2dist.make_strategy("mirrored", replicas=2).scope():
+            model = keras.Sequential([keras.Input(x.shape[1:]), keras.layers.Dense(3, "softmax")])
+            model.compile("sgd", "categorical_crossentropy", metrics=[each])
+        made.append(model)
+    with pytest.raises(ValueError, match="for a batch is not the mean of those for its parts"):
+        tf2dist.evaluate(made[0], x, y)
+    expected = keras.models.clone_model(made[1])
+    expected.compile("sgd", "categorical_crossentropy", metrics=[keras.losses.Dice(axis=(1,))])
+    expected.set_weights(made[1].get_weights())
+    theirs = expected.evaluate(x, y, batch_size=16, verbose=0, return_dict=True)
+    assert tf2dist.evaluate(made[1], x, y, batch_size=16, verbose=0, return_dict=True) == pytest.approx(
+        theirs, rel=1e-5
+    )
+
+
 def share_of_right(y_true, y_pred):
     right = keras.ops.argmax(y_pred, axis=-1) == keras.ops.cast(y_true, "int32")
     return keras.ops.mean(keras.ops.cast(right, "float32"))

@@ -107,6 +107,8 @@ def test_a_damaged_one_is_said_and_the_one_before_is_used(tf, tmp_path, caplog, 
     with caplog.at_level(logging.WARNING, "tf2dist"):
         assert tf2dist.load_checkpoint(model, tmp_path) == STEPS
     assert f"checkpoint-{2 * STEPS} is damaged" in caplog.text
+    assert "{{" not in caplog.text
+    assert "Op:" not in caplog.text
     for ours, theirs in zip(weights(model), weights(expected), strict=True):
         np.testing.assert_array_equal(ours, theirs)
     before = weights(model)
@@ -130,6 +132,26 @@ def test_a_server_that_writes_elsewhere_is_named(tf, tmp_path, monkeypatch):
     with pytest.raises(CheckpointError, match="written to a disk of its own: all share the directory of sharded=True"):
         fit(tf2dist.make_strategy("one"), tf2dist.Checkpoint(tmp_path, sharded=True), epochs=1)
     assert os.listdir(tmp_path) == ["status.json"]
+
+
+def test_a_server_that_does_not_see_what_is_there_is_named(tf, tmp_path, monkeypatch):
+    """Nothing is damaged, and nothing begins anew."""
+    from tf2dist.training import checkpoint_shards
+
+    fit(tf2dist.make_strategy("one"), tf2dist.Checkpoint(tmp_path, sharded=True), epochs=1)
+
+    def unseen(**kwargs):
+        raise tf.errors.NotFoundError(
+            None, None, "Unsuccessful TensorSliceReader constructor: Failed to find any files"
+        )
+
+    monkeypatch.setattr(tf.raw_ops, "RestoreV2", unseen)
+    monkeypatch.setattr(checkpoint_shards, "_task", lambda device: "ps 1")
+    with pytest.raises(
+        CheckpointError, match="cannot be read: ps 1 does not see it: all share the directory of sharded"
+    ):
+        fit(tf2dist.make_strategy("one"), tf2dist.Checkpoint(tmp_path, sharded=True), epochs=2)
+    assert [step_of(path) for path in list_checkpoints(str(tmp_path))] == [STEPS]
 
 
 def test_a_full_disk(tf, tmp_path, monkeypatch):
