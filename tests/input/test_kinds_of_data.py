@@ -1,5 +1,7 @@
 """Everything that `fit`, `evaluate` and `predict` take as data, on the strategies of one process."""
 
+import time
+
 import keras
 import numpy as np
 import pytest
@@ -278,3 +280,40 @@ def test_the_first_order_of_a_dataset_of_unknown_length(strategy, tf):
     found = tf2dist.fit(ours, shuffled(), verbose=0).history["loss"]
     assert found == pytest.approx(expected, rel=1e-5)
     same(ours, theirs)
+
+
+def test_a_call_reads_as_many_passes_as_it_trains_on(strategy, tf):
+    """A pass that begins draws the dataset's next order, so that one too many would change the next call's."""
+    begun = []
+
+    def rows():
+        begun.append(None)
+        yield from zip(*data(), strict=True)
+
+    x, y = data()
+    signature = (tf.TensorSpec(x.shape[1:], x.dtype), tf.TensorSpec([], y.dtype))
+    dataset = tf.data.Dataset.from_generator(rows, output_signature=signature).batch(BATCH)
+    dataset = dataset.apply(tf.data.experimental.assert_cardinality(-(-ROWS // BATCH)))
+    with strategy.scope():
+        model = classifier(OPTIMIZERS["sgd"]())
+    for calls, epochs in ((2, 2), (3, 1), (5, 2)):
+        tf2dist.fit(model, dataset, epochs=epochs, verbose=0)
+        time.sleep(0.3)  # for what is read ahead
+        assert len(begun) == calls
+
+
+def test_orders_go_on_in_the_next_call(strategy, tf):
+    """Three calls of one epoch see the orders of one call of three."""
+
+    def shuffled():
+        return tf.data.Dataset.from_tensor_slices(data()).shuffle(ROWS, seed=5).batch(BATCH)
+
+    losses = []
+    for calls, epochs in ((1, 3), (3, 1)):
+        with strategy.scope():
+            model = classifier(OPTIMIZERS["sgd"]())
+        dataset, found = shuffled(), []
+        for _ in range(calls):
+            found += tf2dist.fit(model, dataset, epochs=epochs, verbose=0).history["loss"]
+        losses.append(found)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)

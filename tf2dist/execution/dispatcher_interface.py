@@ -61,8 +61,14 @@ class Dispatcher(Protocol):
         """Makes an execution of training steps, for `schedule`."""
         ...
 
-    def open_stream(self, data: DataAdapter, start: int) -> Any:
-        """Opens endless training batches from step `start` on, for `schedule`; sets `global_step` to `start`."""
+    def open_stream(self, data: DataAdapter, start: int, stop: int | None = None) -> Any:
+        """Opens endless training batches from step `start` on, for `schedule`; sets `global_step` to `start`.
+
+        Args:
+          data: where they come from.
+          start: the first step.
+          stop: the step that will not be made; so much is read, and no more, where what is read matters to later calls.
+        """
         ...
 
     @property

@@ -100,10 +100,10 @@ class ReplicaDispatcher:
 
         return call
 
-    def open_stream(self, data: DataAdapter, start: int) -> _Stream:
+    def open_stream(self, data: DataAdapter, start: int, stop: int | None = None) -> _Stream:
         """See `Dispatcher`."""
         self._global_step = start
-        batches = data.training_batches(self._tensors(data), self._slices, start)
+        batches = data.training_batches(self._tensors(data), self._slices, start, stop=stop)
         return self._open(batches, data.element_per_replica)
 
     def _tensors(self, data: DataAdapter):

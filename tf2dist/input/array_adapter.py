@@ -133,7 +133,14 @@ class Examples(ReadByTensorFlow):
         return ArrayBatches(self.shuffle, None) if self.transform is None else None
 
     def training_batches(
-        self, tensors: Any, slices: ReplicaSlices, start: int, worker: Any = 0, workers: int = 1
+        self,
+        tensors: Any,
+        slices: ReplicaSlices,
+        start: int,
+        worker: Any = 0,
+        workers: int = 1,
+        *,
+        stop: int | None = None,
     ) -> tf.data.Dataset[Any]:
         """See `DataAdapter`."""
         return self._batches(tensors, _numbers(start + worker, workers), slices)

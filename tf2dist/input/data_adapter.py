@@ -71,7 +71,14 @@ class DataAdapter(Protocol):
         ...
 
     def training_batches(
-        self, tensors: Any, slices: ReplicaSlices, start: int, worker: Any = 0, workers: int = 1
+        self,
+        tensors: Any,
+        slices: ReplicaSlices,
+        start: int,
+        worker: Any = 0,
+        workers: int = 1,
+        *,
+        stop: int | None = None,
     ) -> tf.data.Dataset:
         """Endless global batches from step `start` on.
 
@@ -79,6 +86,8 @@ class DataAdapter(Protocol):
           tensors: as `local_tensors` returned them, or tensors of what `remote_arrays` returned.
           slices: which replicas' slices an element holds.
           worker, workers: of several asynchronous workers, this one takes every `workers`-th batch; i64[] or int.
+          stop: the step of which no batch is wanted any more; a user's Dataset, which draws its orders one after the
+            other, is read up to there and no further.
 
         Returns:
           Elements are `batch` where one replica takes all of it; else a tuple of `(batch, weight f32[])`, one for each

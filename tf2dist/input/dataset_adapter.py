@@ -137,10 +137,12 @@ class DatasetAdapter(ReadByTensorFlow):
         """None: the dataset decides its order."""
 
     def training_batches(
-        self, tensors, slices: ReplicaSlices, start: int, worker=0, workers: int = 1
+        self, tensors, slices: ReplicaSlices, start: int, worker=0, workers: int = 1, *, stop: int | None = None
     ) -> tf.data.Dataset:
         """See `DataAdapter`. The batches before `start` are read and dropped."""
         dataset = self._endless(tensors, start)
+        if stop is not None:  # a pass that begins takes the next of the dataset's orders, which is that of a later call
+            dataset = dataset.take(max(0, stop - start))
         dataset = dataset.shard(workers, worker) if workers > 1 else dataset
         return cut_batches(dataset, slices).prefetch(tf.data.AUTOTUNE)
 

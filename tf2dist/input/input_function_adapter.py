@@ -71,7 +71,7 @@ class InputFunctionAdapter(ReadByTensorFlow):
         """None: each worker reads what the function has made there."""
 
     def training_batches(
-        self, tensors, slices: ReplicaSlices, start: int, worker=0, workers: int = 1
+        self, tensors, slices: ReplicaSlices, start: int, worker=0, workers: int = 1, *, stop: int | None = None
     ) -> tf.data.Dataset:
         """See `DataAdapter`."""
         each = slices.total // slices.count  # pipelines of what runs in lockstep: of one worker, or of all peers

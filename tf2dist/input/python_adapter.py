@@ -97,7 +97,7 @@ class PythonAdapter:
     def by_number(self) -> None:
         """None: the data comes in its own order."""
 
-    def training_batches(self, tensors, slices: ReplicaSlices, start: int, worker=0, workers: int = 1):
+    def training_batches(self, tensors, slices: ReplicaSlices, start: int, worker=0, workers: int = 1, *, stop=None):
         """See `DataAdapter`. It begins anew at each call, but for an iterator."""
         dataset = self._read(start, shuffle=self._shuffle, passes=None)
         return cut_batches(dataset.shard(workers, worker) if workers > 1 else dataset, slices, parallel=False)

@@ -88,7 +88,7 @@ class AsynchronousDispatcher:
         self._timeout = StragglerTimeout()
         return WorkerExecutions(self._pool, self._tokens, self._updates, step, self._options.local_steps)
 
-    def open_stream(self, data: DataAdapter, start: int) -> _Stream:
+    def open_stream(self, data: DataAdapter, start: int, stop: int | None = None) -> _Stream:
         """See `Dispatcher`.
 
         A worker makes batches of arrays by the numbers it was given. Of a Dataset worker w of n reads every n-th batch,

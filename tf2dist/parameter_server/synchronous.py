@@ -109,7 +109,7 @@ class SynchronousDispatcher:
         assert isinstance(step, KerasTrainStep)  # model_validation refuses models with steps of their own
         return _UpdatesBySpec(lambda: SynchronousUpdate(self._pool, step, self._updates, self._needed))
 
-    def open_stream(self, data: DataAdapter, start: int) -> _Stream:
+    def open_stream(self, data: DataAdapter, start: int, stop: int | None = None) -> _Stream:
         """See `Dispatcher`. Worker w of n reads every n-th of the slices of which updates are made.
 
         Or the coordinator reads batches, and workers take their slices as they come to need them.
