@@ -1,5 +1,6 @@
 """A checkpoint that is written while training goes on holds what was there when it was due."""
 
+import json
 import logging
 import threading
 import time
@@ -75,6 +76,19 @@ def test_holds_what_was_there_when_it_was_due(strategy, tmp_path, monkeypatch, o
         assert (ours.global_step, ours.place) == (theirs.global_step, theirs.place) == (step, ours.place)
         for a, b in zip(ours.metric_sums, theirs.metric_sums, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+def test_random_numbers_are_those_of_that_moment(tf, tmp_path, monkeypatch):
+    def train(directory, *callbacks, **options):
+        with tf2dist.make_strategy("one").scope():
+            model = classifier(OPTIMIZERS["sgd"](), keras.layers.Dropout(0.3, seed=4))
+        checkpoint = tf2dist.Checkpoint(directory, every_steps=3, keep=9, **options)
+        tf2dist.fit(model, data(), batch_size=BATCH, steps_per_execution=1, callbacks=[checkpoint, *callbacks])
+        return json.loads((directory / "checkpoint-3" / "state.json").read_text())["seed_states"]
+
+    expected = train(tmp_path / "at once", in_background=False)
+    held = HeldBack(monkeypatch, 3)
+    assert train(tmp_path / "later", LetGo(held, 5, str(tmp_path / "later"))) == expected
 
 
 def test_training_goes_on_from_what_was_written_when_it_failed(strategy, tmp_path, monkeypatch):
