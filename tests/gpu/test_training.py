@@ -133,12 +133,13 @@ def test_data_does_not_go_to_the_device_whole(tf):
         )  # cuBLAS too wants some
 
 
-def test_a_checkpoint_of_a_gpu_goes_on_on_a_cpu(tmp_path, strategy, cpu):
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_checkpoint_of_a_gpu_goes_on_on_a_cpu(tmp_path, strategy, cpu, sharded):
     models = []
     for where, epochs in ((strategy, 1), (cpu, 2)):
         with where.scope():
             models.append(classifier(OPTIMIZERS["adam"]()))
-        callback = tf2dist.Checkpoint(tmp_path)
+        callback = tf2dist.Checkpoint(tmp_path, sharded=sharded)
         tf2dist.fit(models[-1], data(), batch_size=16, seed=3, epochs=epochs, callbacks=[callback])
     with cpu.scope():
         expected = classifier(OPTIMIZERS["adam"]())

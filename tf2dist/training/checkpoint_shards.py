@@ -86,9 +86,10 @@ def read_shards(variables: Sequence[keras.Variable], shards: Shards, directory: 
                 if number >= len(variables):
                     continue
                 variable = variables[number]
-                with tf.device(variable.value.device):
+                with tf.device(_host(variable.value.device)):
                     value = _restore(prefix, number, variable)
-                    if assign:
+                if assign:
+                    with tf.device(variable.value.device):
                         variable.assign(value)
 
 
@@ -107,6 +108,12 @@ def _restore(prefix: str, number: int, variable: keras.Variable) -> tf.Tensor:
 
 def _prefix(directory: str, shard: int, count: int) -> str:
     return os.path.join(os.path.abspath(directory), f"variables-{shard}-of-{count}")
+
+
+def _host(device: str) -> str:
+    """The CPU of a device's host: GPUs have no kernels that read files."""
+    found: Any = tf.DeviceSpec.from_string(device or "")
+    return found.replace(device_type="CPU", device_index=0).to_string()
 
 
 def _task(device: str) -> str:
