@@ -38,7 +38,7 @@ def main(name, directory):
     with strategy.scope():
         model = keras.Sequential([keras.Input((20,)), keras.layers.Dense(2)])
         model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    callbacks = [tf2dist.Checkpoint(directory / "log", every_steps=STEPS)]
+    callbacks = [tf2dist.Checkpoint(directory / "log", every_steps=STEPS, in_background=False)]
     callbacks += [Kill(directory)] if leads else []
     history = tf2dist.fit(
         model, (x, y), batch_size=10, epochs=EPOCHS, steps_per_epoch=STEPS, callbacks=callbacks, verbose=0

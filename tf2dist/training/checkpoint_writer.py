@@ -12,7 +12,7 @@ from collections.abc import Callable
 from tf2dist.errors import reason
 from tf2dist.training.checkpoint_snapshot import Snapshot
 
-_GIVE_UP_SECONDS = 30.0  # to write what was begun, when training has failed
+_GIVE_UP_SECONDS = 5.0  # to write what was begun, when training has failed
 
 _log = logging.getLogger("tf2dist")
 
