@@ -15,6 +15,7 @@ import argparse
 import importlib
 import json
 import pkgutil
+import signal
 import sys
 
 import benchmarks
@@ -39,6 +40,8 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     if options.rounds < 1:
         parser.error(f"--rounds={options.rounds} must be at least 1")
+    # What is ended by SIGTERM ends its jobs, also those that are stopped by SIGSTOP.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         if options.report:
             check_writable(f"--report={options.report}", options.report, takes_special=True)

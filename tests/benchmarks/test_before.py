@@ -1,13 +1,18 @@
 """`python -m benchmarks before`: two jobs, one of which is stopped while the other runs."""
 
 import json
+import os
 import pathlib
+import signal
 import subprocess
 import sys
+import time
+import uuid
 
 import pytest
 
 from benchmarks import before
+from tf2dist.system import linux
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -29,6 +34,27 @@ def test_a_checkout_beside_itself(tmp_path):
     assert {job for job, _ in rates} == {0, 1}
     assert len(found["ratios"]) >= 1
     assert 1 / 3 < found["ratio"] < 3  # the same program
+
+
+@pytest.mark.slow
+def test_nothing_is_left_of_one_that_is_ended():
+    """Of its two jobs one at least is stopped, and answers no signal but SIGKILL."""
+    command = [sys.executable, "-m", "benchmarks", "before", f"--checkout={ROOT}", "--begin=3", "--slice=1"]
+    mark = "BENCHMARK_TEST", uuid.uuid4().hex
+    with subprocess.Popen(command, env=os.environ | dict([mark]), stdout=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + 60
+        while len(linux.started_with(*mark)) < 8:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        time.sleep(4)  # the first one is stopped by now
+        process.terminate()
+        assert process.wait(30) == 128 + signal.SIGTERM
+    deadline = time.monotonic() + 30
+    while left := linux.started_with(*mark):
+        if time.monotonic() > deadline:
+            linux.kill(left, signal.SIGKILL)
+            pytest.fail(f"processes {left} are left")
+        time.sleep(0.1)
 
 
 def test_neighbouring_slices_are_compared():

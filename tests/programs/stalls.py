@@ -85,9 +85,7 @@ slow = {"validation_data": data(1), "validation_batch_size": 8} if where == "slo
 arguments = {"x": batches()} if where in ("generator", "slow") else {"x": data(), "batch_size": 16, "seed": 3}
 tf2dist.fit(
     model, **arguments, epochs=EPOCHS, steps_per_epoch=PER_EPOCH, steps_per_execution=1, verbose=0,
-    callbacks=[
-        tf2dist.Checkpoint(out / "checkpoints", every_steps=5, in_background=False), Callback(), SlowlyEvaluated(),
-    ], **slow,
+    callbacks=[tf2dist.Checkpoint(out / "checkpoints", every_steps=5), Callback(), SlowlyEvaluated()], **slow,
     parameter_server=tf2dist.ParameterServer("sync") if name == "sync" else None,
 )  # fmt: skip
 if leads:

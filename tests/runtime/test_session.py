@@ -74,6 +74,18 @@ def test_the_monitor_reports_what_the_main_thread_does_not(ended, monkeypatch, c
     assert (ended, called, capfd.readouterr().err) == ([1], ["failed"], "tf2dist: ps 0 is gone\n")
 
 
+def test_what_hangs_does_not_hide_the_cause(ended, monkeypatch, capfd):
+    """A callback that writes to a disk which does not answer, say."""
+    monkeypatch.setattr(failure_reporter, "REPORT_GRACE", 0.1)
+    monkeypatch.setattr(failure_reporter, "_CALLBACK_GRACE", 0.3)
+    logging_setup.log_to_stderr()
+    losing, never = Session(), threading.Event()
+    losing.on_failure(never.wait)
+    losing.end_for_loss("ps 0 is gone")
+    assert ended == [1]
+    assert capfd.readouterr().err.splitlines() == ["tf2dist: ps 0 is gone"]
+
+
 def test_the_monitor_is_silent_once_the_main_thread_reports(ended, monkeypatch, capfd):
     monkeypatch.setattr(failure_reporter, "REPORT_GRACE", DEADLINE)
     monkeypatch.setattr(failure_reporter, "EXIT_GRACE", 0.05)

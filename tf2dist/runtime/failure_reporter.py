@@ -22,7 +22,7 @@ from tf2dist.system.limited_call import call_for
 
 REPORT_GRACE = 1.0  # seconds that the main thread gets to report a loss that ends the job
 EXIT_GRACE = 30.0  # seconds that the main thread gets to exit once it has reported
-_CALLBACK_GRACE = 5.0  # seconds for the callbacks of a process that the monitor ends
+_CALLBACK_GRACE = 5.0  # seconds for the callbacks of a process that the monitor ends, and then for its line
 
 _log = logging.getLogger("tf2dist")
 
@@ -70,16 +70,13 @@ class FailureReporter:
         """
         try:
             if self._claim_report():
-                # Callbacks may write to a file system that hangs, the log to a full pipe.
-                call_for(_CALLBACK_GRACE, lambda: self._report(why))
+                # Callbacks may write to a disk that hangs, the log to a full pipe; the cause is said all the same.
+                call_for(_CALLBACK_GRACE, self._call_callbacks)
+                call_for(_CALLBACK_GRACE, lambda: _log.error("tf2dist: %s", why))
             else:
                 threading.Event().wait(EXIT_GRACE)  # the main thread exits in this time; TensorFlow may hang there
         finally:
             exit_now(1)
-
-    def _report(self, why: str) -> None:
-        self._call_callbacks()
-        _log.error("tf2dist: %s", why)
 
     def at_exit(self, end: Callable[[], object]) -> None:
         """Calls `end` when the program ends without an error; else `fail`."""

@@ -33,6 +33,8 @@ from tf2dist.training.checkpoint_writer import CheckpointWriter
 from tf2dist.training.one_training_per_directory import StatusUpdates
 from tf2dist.training.status_file import STATUS_FILE, read_stopped_at, write_status
 
+_FAILED_SECONDS = 30.0  # to write what was begun, when training has failed
+
 _log = logging.getLogger("tf2dist")
 
 
@@ -121,7 +123,7 @@ class Checkpoint(keras.callbacks.Callback):
         Returns:
           What was restored; None if there is no checkpoint, or only one of an earlier step than `start`.
         """
-        self._writer.give_up()  # of an earlier training that has failed
+        self._writer.give_up(_FAILED_SECONDS)  # of an earlier training
         self._state, self._writes = state, collectives.peers(state.strategy)[1] == 0
         self._saved_step, self._saved_at = 0, time.monotonic()
         self._stopped_at, self._saved_place, self._has_ended_epoch, self._is_missing = None, None, False, False
@@ -139,7 +141,7 @@ class Checkpoint(keras.callbacks.Callback):
                 found = dataclasses.replace(found, is_over=True)
             # After the check: a checkpoint of another model leaves the status as it was.
             self._status = self._begin_status()
-            session.current().on_failure(self.failed)
+            session.current().on_failure(self._process_fails)
             session.current().preemption.at_end(self.preempted)
         (step,) = collectives.broadcast(state.strategy, [step])
         if step < 0:
@@ -322,7 +324,7 @@ class Checkpoint(keras.callbacks.Callback):
     def preempted(self) -> None:
         """Says that training has ended since the job was asked to stop, and goes on when it is started again."""
         if self._state is not None and self._writes:
-            self._writer.give_up()
+            self._writer.give_up(_FAILED_SECONDS)
             with contextlib.suppress(OSError):
                 self._end_status("preempted")
         self._state = None
@@ -331,16 +333,20 @@ class Checkpoint(keras.callbacks.Callback):
         """Says the same of a training that is over, whose program is not: what has stopped it holds in the next job."""
         write_status(self.directory, "preempted", stopped_at=self._stopped_at)
 
-    def failed(self) -> None:
-        """Says that training ended with an error; what was saved stays."""
+    def failed(self, seconds: float = _FAILED_SECONDS) -> None:
+        """Says that training ended with an error; what was saved stays, and what was begun is written in this time."""
         if self._state is not None and self._writes:
-            self._writer.give_up()
+            self._writer.give_up(seconds)
             with contextlib.suppress(OSError):  # the disk may be why
                 self._end_status("failed")
         self._state = None
 
+    def _process_fails(self) -> None:
+        """The same for a process that is about to end: whoever ends it waits 5 s for all that is to be done before."""
+        self.failed(3.0)
+
     def _end_status(self, status: str) -> None:
-        session.current().forget(self.failed)
+        session.current().forget(self._process_fails)
         session.current().preemption.forget(self.preempted)
         if self._status is not None:
             self._status.end(status)

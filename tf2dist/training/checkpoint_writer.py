@@ -12,8 +12,6 @@ from collections.abc import Callable
 from tf2dist.errors import reason
 from tf2dist.training.checkpoint_snapshot import Snapshot
 
-_GIVE_UP_SECONDS = 5.0  # to write what was begun, when training has failed
-
 _log = logging.getLogger("tf2dist")
 
 
@@ -66,15 +64,15 @@ class CheckpointWriter:
             if self._under_way.done():  # not if it was interrupted
                 self._under_way = None
 
-    def give_up(self) -> None:
-        """Waits for some seconds until what was begun is written; if that fails, it makes no difference any more."""
+    def give_up(self, seconds: float) -> None:
+        """Waits for so long until what was begun is written; if that fails, it makes no difference any more."""
         if self._under_way is None:
             return
         try:
-            self._under_way.result(_GIVE_UP_SECONDS)
+            self._under_way.result(seconds)
             self._under_way = None
         except TimeoutError:
-            _log.warning("tf2dist: the last checkpoint was not written within %d s", _GIVE_UP_SECONDS)
+            _log.warning("tf2dist: the last checkpoint was not written within %g s", seconds)
         except Exception as error:
             self._under_way = None
             _log.warning("tf2dist: the last checkpoint was not written: %s", reason(error))
