@@ -12,21 +12,17 @@ import uuid
 import pytest
 
 from benchmarks import before
+from tests.benchmarks.commands import run
 from tf2dist.system import linux
 
 ROOT = pathlib.Path(__file__).parents[2]
-
-
-def compared(*arguments):
-    command = [sys.executable, "-m", "benchmarks", "before", "--rounds=1", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_checkout_beside_itself(tmp_path):
     report = tmp_path / "report.json"
-    done = compared(f"--checkout={ROOT}", "--steps=8000", "--begin=4", "--slice=2", f"--report={report}")
+    done = run("before", f"--checkout={ROOT}", "--steps=8000", "--begin=4", "--slice=2", f"--report={report}")
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 2
     found = json.loads(report.read_text())
@@ -80,7 +76,7 @@ WRONG = {
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_wrong_command_is_refused_in_one_line(wrong):
-    done = compared(*wrong.split())
+    done = run("before", *wrong.split())
     assert done.returncode == 2
     assert WRONG[wrong] in done.stderr
     assert len(done.stderr.splitlines()) == 1

@@ -2,15 +2,10 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 
-
-def run(*arguments):
-    command = [sys.executable, "-m", "benchmarks", "checkpoint", "--rounds=1", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+from tests.benchmarks.commands import run
 
 
 @pytest.mark.slow
@@ -18,7 +13,7 @@ def run(*arguments):
 def test_a_line_for_each(tmp_path):
     disk, report = tmp_path / "disk", tmp_path / "report.json"
     disk.mkdir()
-    done = run("--megabytes=16", f"--directory={disk}", f"--report={report}")
+    done = run("checkpoint", "--megabytes=16", f"--directory={disk}", f"--report={report}")
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 2 + 6
     found = json.loads(report.read_text())
@@ -29,7 +24,7 @@ def test_a_line_for_each(tmp_path):
 
 @pytest.mark.parametrize("wrong", ["--megabytes=0", "--directory=/nowhere"])
 def test_a_wrong_command_is_refused_in_one_line(wrong):
-    done = run(wrong)
+    done = run("checkpoint", wrong)
     assert done.returncode == 2
     assert wrong in done.stderr
     assert len(done.stderr.splitlines()) == 1

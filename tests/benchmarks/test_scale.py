@@ -1,18 +1,12 @@
 """`python -m benchmarks scale`: workers that wait for their input, and one that is lost."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
 from benchmarks import scale
+from tests.benchmarks.commands import run
 from tests.conftest import sampled
-
-
-def scaled(*arguments):
-    command = [sys.executable, "-m", "benchmarks", "scale", "--rounds=1", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
 
 
 @pytest.mark.timeout(300)
@@ -20,7 +14,7 @@ def scaled(*arguments):
 def test_two_workers(tmp_path, how):
     """They make twice the batches of one; all updates are there once, and the one that is left goes on."""
     report = tmp_path / "report.json"
-    done = scaled("--workers=1,2", "--seconds=2", how, f"--report={report}")
+    done = run("scale", "--workers=1,2", "--seconds=2", how, f"--report={report}")
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 4
     (one,), (two,) = json.loads(report.read_text())["by_workers"].values()
@@ -64,6 +58,6 @@ WRONG = {
 
 @pytest.mark.parametrize("argument", WRONG)
 def test_a_wrong_command_gets_one_line(argument):
-    done = scaled(argument)
+    done = run("scale", argument)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert f"{argument} {WRONG[argument]}" in done.stderr

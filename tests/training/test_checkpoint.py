@@ -4,11 +4,6 @@ import functools
 import json
 import logging
 import os
-import shutil
-import socket
-import subprocess
-import threading
-import time
 
 import keras
 import numpy as np
@@ -18,14 +13,11 @@ import tf2dist
 from tests.conftest import every_third, quickly, sampled, strategies
 from tests.models import OPTIMIZERS, classifier, data, weights
 from tests.training.interrupted import BATCH, STEPS, Kill, Killed, fit
-from tf2dist.cluster.heartbeat import TaskLostError
-from tf2dist.cluster.roles import Role
 from tf2dist.errors import CheckpointError
 from tf2dist.execution.replica_dispatcher import ReplicaDispatcher
-from tf2dist.runtime import session
 from tf2dist.training import checkpoint_files
 from tf2dist.training.checkpoint_files import list_checkpoints
-from tf2dist.training.status_file import read_status, write_status
+from tf2dist.training.status_file import read_status
 
 strategy = strategies(quickly("one"))
 
@@ -325,21 +317,6 @@ def test_the_last_good_one_stays_until_another_is_in_its_place(tf, tmp_path, mon
 
 
 @pytest.mark.slow
-def test_a_model_whose_layers_are_elsewhere_is_refused(tf, tmp_path):
-    """Its variables have the same shapes, and Keras loads what it finds; that must not be trained on, nor set aside."""
-    strategy = tf2dist.make_strategy("one")
-    fit(strategy, tf2dist.Checkpoint(tmp_path, every_steps=STEPS), epochs=2)
-    plain = classifier(OPTIMIZERS["adam"]())
-    with strategy.scope():
-        inner = keras.Sequential([keras.Input(plain.input_shape[1:]), keras.layers.Dense(8, "tanh")])
-        model = keras.Sequential([keras.Input(plain.input_shape[1:]), inner, keras.layers.Dense(3)])
-        model.compile(OPTIMIZERS["adam"](), plain.loss)
-    with pytest.raises(CheckpointError, match=rf"checkpoint-{2 * STEPS} cannot be restored; it may be of another"):
-        tf2dist.fit(model, data(), callbacks=[tf2dist.Checkpoint(tmp_path)])
-    assert _names(tmp_path) == [f"checkpoint-{n * STEPS}" for n in (1, 2)]
-
-
-@pytest.mark.slow
 def test_an_older_checkpoint_without_a_checksum(tf, tmp_path):
     strategy = tf2dist.make_strategy("one")
     fit(strategy, tf2dist.Checkpoint(tmp_path, every_steps=STEPS), epochs=2)
@@ -369,65 +346,6 @@ def test_a_checkpoint_that_cannot_be_read_now_ends_the_job(tf, tmp_path, monkeyp
     assert _names(tmp_path) == [f"checkpoint-{STEPS}"]
 
 
-def test_a_checkpoint_of_another_model_is_refused(tf, tmp_path):
-    strategy = tf2dist.make_strategy("one")
-    fit(strategy, tf2dist.Checkpoint(tmp_path), epochs=1)
-    before = {path: os.stat(path).st_mtime for path in list_checkpoints(tmp_path)}
-    with strategy.scope():
-        model = classifier(OPTIMIZERS["adam"](), keras.layers.Dense(5))
-    unlike = r"is of another model, name another directory or remove it: .* in the place of \S*kernel, of shape \["
-    with pytest.raises(CheckpointError, match=unlike):
-        tf2dist.fit(model, data(), callbacks=[tf2dist.Checkpoint(tmp_path)])
-    unlike = r"is of another optimizer, .*: it has 10 variables, and the SGD here has 2$"
-    with pytest.raises(CheckpointError, match=unlike):
-        fit(strategy, tf2dist.Checkpoint(tmp_path), optimizer="sgd", epochs=1)
-    assert before == {path: os.stat(path).st_mtime for path in list_checkpoints(tmp_path)}
-
-
-def test_a_full_disk(tf, tmp_path, monkeypatch):
-    """What was saved before stays, and no half of a checkpoint is left."""
-    strategy = tf2dist.make_strategy("one")
-    fit(strategy, tf2dist.Checkpoint(tmp_path), epochs=1)
-
-    def full(path):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(checkpoint_files, "flush", full)
-    with pytest.raises(OSError, match="No space left") as raised:
-        fit(strategy, tf2dist.Checkpoint(tmp_path), epochs=2)
-    assert sorted(os.listdir(tmp_path)) == [f"checkpoint-{STEPS}", "status.json"]
-    status, line = session.current().explain(raised.value)
-    assert status == 1
-    assert f"checkpoint-{2 * STEPS} cannot be written: No space left on device" in line
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")  # as which pytest has HDF5's tracebacks
-@pytest.mark.parametrize("left", [4096, 65536])
-def test_a_disk_that_is_really_full(tf, tmp_path, capfd, left):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], capture_output=True).returncode:
-        pytest.skip("only root can mount a small disk")
-    try:
-        strategy = tf2dist.make_strategy("one")
-        fit(strategy, tf2dist.Checkpoint(disk), epochs=1)
-        (disk / "filler").write_bytes(b"0" * (os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize - left))
-        capfd.readouterr()
-        with pytest.raises(
-            CheckpointError, match=r"checkpoint-\d+ cannot be written: No space left on device"
-        ) as raised:
-            fit(strategy, tf2dist.Checkpoint(disk), epochs=2)
-        assert "\n" not in str(raised.value)
-        assert "Traceback" not in capfd.readouterr().err
-        assert [n for n in sorted(os.listdir(disk)) if n != "filler"] == [f"checkpoint-{STEPS}", "status.json"]
-        os.remove(disk / "filler")
-        model, history = fit(strategy, tf2dist.Checkpoint(disk), epochs=2)
-        assert (len(history["loss"]), tf2dist.updates(model)) == (1, 2 * STEPS)
-    finally:
-        subprocess.run(["umount", disk], check=True)
-
-
 @pytest.mark.parametrize("wrong", [{"every_steps": 0}, {"every_seconds": -1.0}, {"keep": 0}])
 def test_numbers_that_make_no_sense(tf, tmp_path, wrong):
     (name,) = wrong
@@ -440,104 +358,6 @@ def test_numbers_that_are_not_whole(tf, tmp_path, wrong):
     (name,) = wrong
     with pytest.raises(ValueError, match=f"{name} must be a whole number, found"):
         tf2dist.Checkpoint(tmp_path, **wrong)
-
-
-@pytest.mark.parametrize("full", ["from the beginning", "at the end"])
-def test_a_full_disk_for_the_status(tf, tmp_path, monkeypatch, caplog, full):
-    """Nobody needs it where a checkpoint is not required."""
-    from tf2dist.training import checkpoint, one_training_per_directory
-
-    def no_room(directory, state, **kwargs):
-        if full == "from the beginning" or state == "done":
-            raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(one_training_per_directory, "write_status", no_room)
-    monkeypatch.setattr(checkpoint, "write_status", no_room)
-    one = tf2dist.make_strategy("one")
-    with caplog.at_level(logging.WARNING, "tf2dist"):
-        model, _ = fit(one, tf2dist.Checkpoint(tmp_path, required=False), epochs=1)
-    assert tf2dist.updates(model) == STEPS
-    assert len(list_checkpoints(tmp_path)) == 1
-    assert [r.getMessage() for r in caplog.records if "status.json cannot be written: No space left" in r.getMessage()]
-    with pytest.raises(CheckpointError, match=r"status\.json cannot be written: No space left on device"):
-        fit(one, tf2dist.Checkpoint(tmp_path), epochs=2)
-
-
-def test_another_training_that_is_under_way_is_said_at_once(tf, tmp_path, caplog):
-    with subprocess.Popen(["sleep", "100"]) as process:
-        write_status(str(tmp_path), "training", writer=f"process {process.pid} of {socket.gethostname()}")
-        fit(tf2dist.make_strategy("one"), tf2dist.Checkpoint(tmp_path), epochs=1)
-        process.kill()
-    assert f"process {process.pid} of {socket.gethostname()} writes checkpoints to {tmp_path} too" in caplog.text
-    caplog.clear()
-    write_status(str(tmp_path), "training", writer=f"process {process.pid} of {socket.gethostname()}")
-    fit(tf2dist.make_strategy("one"), tf2dist.Checkpoint(tmp_path), epochs=2)
-    assert "too" not in caplog.text  # that one is dead
-
-
-@pytest.mark.parametrize("sharded", [False, True])
-@pytest.mark.parametrize("how", ["fit", "load_checkpoint"])
-def test_a_layer_makes_constants_of_what_was_read(tf, tmp_path, sharded, how):
-    """`Normalization` those of its mean, which it was not adapted to in the next job."""
-    x, y = data()
-
-    def made(adapts):
-        normalization = keras.layers.Normalization()
-        model = keras.Sequential([keras.Input(x.shape[1:]), normalization, keras.layers.Dense(3)])
-        if adapts:
-            normalization.adapt(3 * x + 5)
-        model.compile("adam", keras.losses.SparseCategoricalCrossentropy(True))
-        return model
-
-    first, second = made(True), made(False)
-    tf2dist.fit(first, x, y, callbacks=[tf2dist.Checkpoint(tmp_path, sharded=sharded)])
-    if how == "fit":
-        tf2dist.fit(second, x, y, callbacks=[tf2dist.Checkpoint(tmp_path, sharded=sharded)])
-    else:
-        tf2dist.load_checkpoint(second, tmp_path)
-    np.testing.assert_allclose(second.predict(x, verbose=0), first.predict(x, verbose=0), rtol=1e-6)
-
-
-@pytest.mark.parametrize("sharded", [False, True])
-def test_other_optimizers_that_a_model_holds(tf, tmp_path, sharded):
-    """Those of a GAN, say: without their variables it would begin anew, and what is good is not set aside for that."""
-
-    class Two(keras.Sequential):
-        second = None
-
-    def made():
-        model = Two([keras.Input((12,)), keras.layers.Dense(3)])
-        model.compile("adam", keras.losses.SparseCategoricalCrossentropy(True))
-        return model
-
-    first = made()
-    tf2dist.fit(first, data(), callbacks=[tf2dist.Checkpoint(tmp_path, sharded=sharded)])
-    second = made()
-    second.second = keras.optimizers.Adam()
-    second.second.build(second.trainable_variables)
-    before = list_checkpoints(tmp_path)
-    with pytest.raises(CheckpointError, match="is of a model with other optimizers"):
-        tf2dist.load_checkpoint(second, tmp_path)
-    with pytest.raises(CheckpointError, match="is of a model with other optimizers"):
-        tf2dist.fit(second, data(), callbacks=[tf2dist.Checkpoint(tmp_path, sharded=sharded)])
-    assert list_checkpoints(tmp_path) == before
-
-
-@pytest.mark.parametrize("sharded", [False, True])
-def test_an_optimizer_that_is_built_is_not_built_again(tf, tmp_path, sharded):
-    """A `LossScaleOptimizer` would make its variables twice."""
-
-    def made():
-        model = classifier(OPTIMIZERS["adam"]())
-        model.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam()), model.loss)
-        return model
-
-    model, other = made(), made()
-    tf2dist.fit(model, data(), callbacks=[tf2dist.Checkpoint(tmp_path, sharded=sharded)])
-    for each in (model, other, other):
-        steps = tf2dist.load_checkpoint(each, tmp_path)
-    tf2dist.fit(other, data(), epochs=2, callbacks=[tf2dist.Checkpoint(tmp_path, sharded=sharded)])
-    assert tf2dist.updates(other) == 2 * steps
 
 
 def test_averages_of_a_train_step_of_ones_own_are_in_the_last_one(tf, tmp_path):
@@ -559,106 +379,11 @@ def test_averages_of_a_train_step_of_ones_own_are_in_the_last_one(tf, tmp_path):
         np.testing.assert_array_equal(ours, theirs)
 
 
-@pytest.mark.parametrize("happens", ["removed", "replaced"])
-def test_an_evaluator_is_not_disturbed_by_what_happens_while_it_reads(tf, tmp_path, monkeypatch, happens):
-    from tf2dist.training import evaluator_task
-
-    fit(tf2dist.make_strategy("one"), tf2dist.Checkpoint(tmp_path), epochs=1)
-    (path,) = list_checkpoints(str(tmp_path))
-    read, begun = checkpoint_files.read_checkpoint, []
-
-    def reads(model, path):
-        begun.append(path)
-        if len(begun) == 1:
-            os.rename(path, f"{path}-old")
-            if happens == "replaced":
-                shutil.copytree(f"{path}-old", path)
-            raise CheckpointError("it cannot be restored; it may be of another model")
-        return read(model, path)
-
-    monkeypatch.setattr(checkpoint_files, "read_checkpoint", reads)
-    model = classifier(OPTIMIZERS["adam"]())
-    model.optimizer.build(model.trainable_variables)
-    progress = evaluator_task._read(model, path)
-    assert (progress is None) == (happens == "removed")
-    if progress is not None:
-        assert progress.global_step == STEPS
-
-
 def test_a_directory_that_is_a_url(tf, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=r"directory=s3://bucket/x is a URL, .*; mount it and give the path"):
         tf2dist.Checkpoint("s3://bucket/x")
     assert os.listdir(tmp_path) == []
-
-
-def test_an_evaluator_waits_as_long_as_the_others_do(tmp_path, monkeypatch):
-    from tf2dist.runtime import session
-    from tf2dist.training import evaluator_task
-
-    monkeypatch.setenv("TF2DIST_START_TIMEOUT", "0.3")
-    with pytest.raises(TaskLostError, match=r"no training has begun in .* within 0\.3 s"):
-        next(evaluator_task._new_checkpoints(str(tmp_path)))
-    monkeypatch.setattr(session, "_current", session.Session(start_timeout=0.2))  # what `join` was told
-    with pytest.raises(TaskLostError, match=r"within 0\.2 s"):
-        next(evaluator_task._new_checkpoints(str(tmp_path)))
-
-
-@pytest.mark.slow
-def test_an_evaluator_follows(tf, tmp_path, monkeypatch, caplog):
-    """Every checkpoint once, in order, with the numbers that training had; then it ends."""
-    from tf2dist.runtime import session
-
-    caplog.set_level(logging.INFO, "tf2dist")
-    strategy = tf2dist.make_strategy("one")
-    with strategy.scope():
-        model = classifier(OPTIMIZERS["adam"]())
-    found = {}
-
-    def evaluator():
-        history = tf2dist.fit(model, data(), validation_data=data(), callbacks=[tf2dist.Checkpoint(tmp_path)])
-        found.update(history.history, updates=history.epoch)
-
-    monkeypatch.setattr(session, "_current", session.Session(role=Role.EVALUATOR))
-    thread = threading.Thread(target=evaluator)
-    thread.start()
-    trained = classifier(OPTIMIZERS["adam"]())
-    from tf2dist.input.make_adapter import make_data_adapter, make_finite_adapter
-    from tf2dist.training import fit_loop  # the training itself, beside the evaluator_task: `fit` would evaluate
-    from tf2dist.training.callbacks import make_callback_list
-    from tf2dist.training.prepared_model import prepare
-
-    program = prepare(trained)
-    feed = make_data_adapter(data(), batch_size=BATCH)
-    program.build(feed)
-    callbacks = [tf2dist.Checkpoint(tmp_path, every_steps=STEPS, keep=100)]
-    hooks = make_callback_list(trained, callbacks, epochs=3, steps=STEPS, add_history=True)
-    validate = functools.partial(program.evaluate, make_finite_adapter(data()), hooks)
-    history = fit_loop.TrainingLoop(program, feed, hooks, STEPS, program.tuner(1)).run(0, 3, validate, 1)
-    thread.join(120)
-    assert not thread.is_alive()
-    assert found["updates"] == [STEPS, 2 * STEPS, 3 * STEPS]
-    assert found["loss"] == pytest.approx(history.history["val_loss"], rel=1e-5)
-    assert caplog.text.count("evaluation after") == 3
-    assert list((tmp_path / "evaluation").glob("events*"))
-
-
-@pytest.mark.slow
-def test_an_evaluator_passes_over_what_is_damaged_or_removed(tf, tmp_path, monkeypatch, caplog):
-    from tf2dist.training import evaluator_task
-
-    strategy = tf2dist.make_strategy("one")
-    fit(strategy, tf2dist.Checkpoint(tmp_path, every_steps=STEPS), epochs=2)
-    first, last = list_checkpoints(tmp_path)
-    _truncate(os.path.join(first, "model.weights.h5"))
-    monkeypatch.setattr(evaluator_task, "_new_checkpoints", lambda _: [first, str(tmp_path / "checkpoint-1"), last])
-    monkeypatch.setattr(session, "_current", session.Session(role=Role.EVALUATOR))
-    model = classifier(OPTIMIZERS["adam"]())
-    history = tf2dist.fit(model, data(), validation_data=data(), callbacks=[tf2dist.Checkpoint(tmp_path)])
-    assert history.epoch == [2 * STEPS]
-    said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert len(said) == 1
-    assert f"checkpoint-{STEPS} is damaged" in said[0]
 
 
 @pytest.mark.slow
@@ -724,56 +449,6 @@ def test_first_names_in_the_state_are_read(tf, tmp_path):
     model, _ = fit(strategy, tf2dist.Checkpoint(tmp_path), epochs=2)
     assert tf2dist.updates(model) == 2 * STEPS
     assert [os.path.basename(p) for p in list_checkpoints(tmp_path)] == [f"checkpoint-{n * STEPS}" for n in (1, 2)]
-
-
-def test_an_evaluator_evaluates_again_what_was_replaced(tmp_path, monkeypatch):
-    """The last checkpoint is written again with averaged weights, under the same name."""
-    from tf2dist.training import evaluator_task, status_file
-
-    monkeypatch.setattr(evaluator_task, "_POLL_SECONDS", 0.01)
-    path = tmp_path / "checkpoint-3"
-    path.mkdir()
-    status_file.write_status(str(tmp_path), "training")
-    found = evaluator_task._new_checkpoints(str(tmp_path))
-    monkeypatch.setattr(evaluator_task.time, "time", lambda: 0.0)
-    assert next(found) == str(path)
-    path.rename(tmp_path / "old")
-    path.mkdir()
-    assert next(found) == str(path)
-    status_file.write_status(str(tmp_path), "done")
-    assert next(found, None) is None
-
-
-def test_two_trainings_in_one_directory_are_said(tmp_path, caplog, monkeypatch):
-    """By both, once; one alone, and one after another that was killed, say nothing."""
-    from tf2dist.training import one_training_per_directory as module
-
-    monkeypatch.setattr(module, "STATUS_SECONDS", 0.01)
-    module.write_status(str(tmp_path), "training", writer="process 1 of a host that is gone")
-    with caplog.at_level(logging.WARNING, "tf2dist"):
-        ours = module.StatusUpdates(str(tmp_path))
-        time.sleep(0.5)
-        assert not caplog.records
-        monkeypatch.setattr(module.socket, "gethostname", lambda: "elsewhere")
-        theirs = module.StatusUpdates(str(tmp_path))
-        deadline = time.monotonic() + 30
-        while len(caplog.records) < 2:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        time.sleep(0.5)
-        ours.end("done")
-        theirs.end("done")
-    said = sorted(record.getMessage() for record in caplog.records)
-    assert len(said) == 2
-    assert f"of {socket.gethostname()} writes checkpoints to {tmp_path} too" in "".join(said)
-    assert f"process {os.getpid()} of elsewhere writes" in said[0] + said[1]
-
-
-def test_an_evaluator_has_a_name_for_each_number(tf):
-    from tf2dist.training import evaluator_task
-
-    found = evaluator_task._numbers({"loss": 0.5, "f1": np.array([0.25, 0.75])})
-    assert found == {"loss": 0.5, "f1_0": 0.25, "f1_1": 0.75}
 
 
 @every_third("first", ["the checkpoint", "the others"])

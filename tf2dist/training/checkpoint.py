@@ -140,7 +140,9 @@ class Checkpoint(keras.callbacks.Callback):
             if found is not None and read_stopped_at(self.directory) == step:
                 found = dataclasses.replace(found, is_over=True)
             # After the check: a checkpoint of another model leaves the status as it was.
-            self._status = self._begin_status()
+            self._status = None
+            with self._write_may_fail(), self._writing_status():
+                self._status = StatusUpdates(self.directory)
             session.current().on_failure(self._process_fails)
             session.current().preemption.at_end(self.preempted)
         (step,) = collectives.broadcast(state.strategy, [step])
@@ -154,16 +156,6 @@ class Checkpoint(keras.callbacks.Callback):
         restored: SavedProgress = pickle.loads(told[0])
         self._saved_place = restored.place
         return restored
-
-    def _begin_status(self) -> StatusUpdates | None:
-        try:
-            return StatusUpdates(self.directory)
-        except OSError as error:
-            unwritten = checkpoint_files.unwritten(os.path.join(self.directory, STATUS_FILE), error)
-            if self.required:
-                raise unwritten from None
-            _log.warning("tf2dist: %s; it is not required, so that training goes on", unwritten)
-            return None
 
     def _restore_newest(self, state: TrainingState, start: int, epochs: int) -> SavedProgress | None:
         self._damaged = []
@@ -228,8 +220,7 @@ class Checkpoint(keras.callbacks.Callback):
         assert self._state is not None  # fit has begun
         self._saved_at = time.monotonic()
         progress = self._state.progress(place)
-        with self._write_may_fail():
-            self._writer.wait()
+        self._finish_writing()
         again = again or self._is_missing
         if progress.global_step == self._saved_step and self._saved_place in (None, place) and not again:
             return
@@ -246,6 +237,13 @@ class Checkpoint(keras.callbacks.Callback):
         written = checkpoint_files.write_checkpoint(snapshot, self.directory, sharded=self.sharded)
         checkpoint_files.keep_newest(self.directory, self.keep, written, self._damaged)
         self._damaged = []
+
+    def _finish_writing(self) -> None:
+        with self._write_may_fail():
+            self._writer.wait()
+
+    def _writing_status(self) -> contextlib.AbstractContextManager[None]:
+        return checkpoint_files.writing(os.path.join(self.directory, STATUS_FILE))
 
     @contextlib.contextmanager
     def _write_may_fail(self) -> Generator[None]:
@@ -268,8 +266,7 @@ class Checkpoint(keras.callbacks.Callback):
         if not self._writes:
             return ""
         self.save(place)
-        with self._write_may_fail():
-            self._writer.wait()
+        self._finish_writing()
         return "" if self._is_missing else self.directory
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
@@ -288,8 +285,7 @@ class Checkpoint(keras.callbacks.Callback):
     def _save_best(self, state: TrainingState, value: float) -> None:
         """Writes what was evaluated, beside what training goes on from: callbacks may have put averages there."""
         assert self._best is not None
-        with self._write_may_fail():
-            self._writer.wait()
+        self._finish_writing()
         self._best.value = value
         snapshot = self._snapshot(state.progress(ELSEWHERE))
         with self._write_may_fail():
@@ -302,22 +298,15 @@ class Checkpoint(keras.callbacks.Callback):
 
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
         if self._state is not None and self._writes:
-            with self._write_may_fail():
-                self._writer.wait()
+            self._finish_writing()
             self._stopped_at = self._state.global_step if self._state.model.stop_training else None
             averaged = changes_weights_at_the_end(self._state.model.optimizer)
             ends = self._saved_place not in (None, ELSEWHERE) and self._has_ended_epoch
             if self._state.has_trained or (averaged and self._saved_step) or ends:
                 self.save(again=averaged or self._state.changes_at_the_end)
-                with self._write_may_fail():
-                    self._writer.wait()
-            try:
+                self._finish_writing()
+            with self._write_may_fail(), self._writing_status():
                 self._end_status("done")
-            except OSError as error:
-                unwritten = checkpoint_files.unwritten(os.path.join(self.directory, STATUS_FILE), error)
-                if self.required:
-                    raise unwritten from None
-                _log.warning("tf2dist: %s; it is not required", unwritten)
             session.current().preemption.at_end(self._note_preemption)
         self._state = None
 

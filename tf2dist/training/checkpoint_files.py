@@ -17,7 +17,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 import h5py
@@ -124,24 +124,26 @@ def find_best(directory: str, metric: str) -> tuple[str, float] | None:
 def _write(snapshot: Snapshot, directory: str, name: str, sharded: bool, best: Mapping[str, Any] | None = None) -> str:
     path = os.path.join(directory, name)
     unfinished = os.path.join(directory, f".{name}.{secrets.token_hex(4)}.part")
-    try:
-        os.makedirs(directory, exist_ok=True)
-        os.mkdir(unfinished)
-        _write_files(snapshot, unfinished, sharded, best)
-        _put_in_place(unfinished, path)
-    except OSError as error:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise unwritten(path, error) from None
-    except BaseException:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise
+    with writing(path):
+        try:
+            os.makedirs(directory, exist_ok=True)
+            os.mkdir(unfinished)
+            _write_files(snapshot, unfinished, sharded, best)
+            _put_in_place(unfinished, path)
+        except BaseException:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            raise
     return path
 
 
-def unwritten(path: str, error: OSError) -> UnwrittenError:
-    """What to raise where `path` cannot be written."""
-    why = os.strerror(error.errno) if error.errno else " ".join(str(error).split())
-    return UnwrittenError(f"{path} cannot be written: {why}; the checkpoints before it are kept")
+@contextlib.contextmanager
+def writing(path: str) -> Generator[None]:
+    """Returns a context in which an OSError becomes an `UnwrittenError` that says that `path` cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno else " ".join(str(error).split())
+        raise UnwrittenError(f"{path} cannot be written: {why}; the checkpoints before it are kept") from None
 
 
 def _write_files(snapshot: Snapshot, directory: str, sharded: bool, best: Mapping[str, Any] | None) -> None:
