@@ -1,4 +1,5 @@
-"""python -m tests.differential [--strategy=NAME [--replicas=N] [--workers=N] ...] [--seeds=0:60] [--always=train_step]
+"""python -m tests.differential [--strategy=NAME,NAME] [--seeds=0:60] [--always=train_step]
+python -m tests.differential --strategy=NAME [--replicas=N] [--workers=N] ... [--seeds=0:60]
 
 Trains random configurations by Keras on one device and by tf2dist on a strategy, all settings of `jobs.SETTINGS` if
 none is named. Prints a line for each configuration that gives other numbers, with the fewest options that do, and then
@@ -41,7 +42,7 @@ def _names(text: str) -> list[str]:
 def main(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.differential", description=__doc__.partition("\n\n")[2])
-    parser.add_argument("--strategy", help=f"one of tf2dist's, or a setting: {', '.join(SETTINGS)}")
+    parser.add_argument("--strategy", help=f"one of tf2dist's, or settings: {','.join(SETTINGS)}")
     parser.add_argument("--replicas", type=int)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--update", choices=("async", "sync"), default="async")
@@ -54,8 +55,8 @@ def main(arguments: Sequence[str]) -> int:
     seeds, shrinks, without, always = (given.pop(name) for name in ("seeds", "shrinks", "without", "always"))
     if given["strategy"] is None:
         chosen = SETTINGS
-    elif given["strategy"] in SETTINGS:
-        chosen = {given["strategy"]: SETTINGS[given["strategy"]]}
+    elif set(names := given["strategy"].split(",")) <= set(SETTINGS):
+        chosen = {name: SETTINGS[name] for name in names}
     else:
         setting = Setting(**given)
         chosen = {" ".join(str(v) for v in dataclasses.astuple(setting) if v): setting}

@@ -246,6 +246,17 @@ def sensible(configuration: Configuration) -> Configuration:
         simplest("rows")
     if c["shuffle"] and c["data"] in ("arrays", "generator"):
         c["rows"] = "short"  # one batch: of several each would have other rows than Keras's
+        simplest("random")  # drawn for a row's place in the batch, and Keras's rows have other places
+    if c["train_step"] == "accumulating" and c["rows"] == "short":
+        simplest("rows", "shuffle")  # Keras builds an optimizer at its first update, for which one batch is too little
+    if c["accumulation"] or c["scaling"] == "overflow":  # epochs without an update have the same loss but for rounding
+        simplest("checkpoint", *(["early_stopping"] if c["early_stopping"] == "best" else []))
+    if c["train_step"] == "gradient_penalty" and c["scaling"] == "overflow":
+        simplest("scaling")  # within a gradient's gradient rounding decides what overflows
+    if c["dtype"] == "mixed_float16" and c["reduction"] == "sum":
+        simplest("reduction")  # the sum over a replica's rows can be finite where that over all of them is not
+    if c["optimizer"] == "lion" and c["dtype"] == "mixed_bfloat16":
+        simplest("dtype")  # it takes the gradient's sign, which rounding decides
     batches = steps_of_a_pass(c)
     if c["data"] in ("endless", "function"):
         c["steps_per_epoch"] = c["steps_per_epoch"] or 2

@@ -94,11 +94,11 @@ class Trainer:
         answer = self._directory / f"{self._asked - 1}.pickle"
         deadline = time.monotonic() + _TRAINING + (_START if self._asked == 1 else 0.0)
         while not answer.exists():
-            ended = self._process.poll() is not None
+            ended = (status := self._process.poll()) is not None
             if ended or time.monotonic() > deadline:
                 said = self._last_words()
                 self.close()
-                return Outcome("failed", said, "the process ended" if ended else "it hangs")
+                return Outcome("failed", said, f"the process ended with {status}" if ended else "it hangs")
             time.sleep(0.01)
         outcome: Outcome = pickle.loads(answer.read_bytes())
         if outcome.fatal:
