@@ -253,8 +253,6 @@ def sensible(configuration: Configuration) -> Configuration:
         simplest("checkpoint", *(["early_stopping"] if c["early_stopping"] == "best" else []))
     if c["train_step"] == "gradient_penalty" and c["scaling"] == "overflow":
         simplest("scaling")  # within a gradient's gradient rounding decides what overflows
-    if c["dtype"] == "mixed_float16" and c["reduction"] == "sum":
-        simplest("reduction")  # the sum over a replica's rows can be finite where that over all of them is not
     if c["optimizer"] == "lion" and c["dtype"] == "mixed_bfloat16":
         simplest("dtype")  # it takes the gradient's sign, which rounding decides
     batches = steps_of_a_pass(c)

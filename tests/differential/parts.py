@@ -559,6 +559,9 @@ def _optimizer(c: Mapping[str, Any]) -> optimizers.Optimizer:
     if c["scaling"] == "overflow":  # the first gradients are infinite, and the scale grows again within an epoch
         scale = 2.0**24 if c["dtype"] == "mixed_float16" else 2.0**127
         return optimizers.LossScaleOptimizer(made, initial_scale=scale, dynamic_growth_steps=2)
+    if c["dtype"] == "mixed_float16" and not c["scaling"]:
+        # Not Keras's 32,768: sums over a replica's rows and over all of them would not be infinite in the same steps.
+        return optimizers.LossScaleOptimizer(made, initial_scale=1024.0)
     if c["scaling"] == "several":
         other = optimizers.SGD(0.05)
         return optimizers.MultiOptimizer(lambda variable: other if "bias" in variable.path else made)
