@@ -22,12 +22,12 @@ from tf2dist.input.batch_slicing import one_slice_an_element
 from tf2dist.input.data_adapter import BatchMaker, DataAdapter, FiniteDataAdapter
 from tf2dist.parameter_server.batch_numbers import BatchNumbers
 from tf2dist.parameter_server.coordinator_batches import SentBatches
+from tf2dist.parameter_server.execution_functions import ExecutionFunctions
+from tf2dist.parameter_server.execution_timeout import ExecutionTimeout
 from tf2dist.parameter_server.fencing_tokens import FencingTokens, Token
 from tf2dist.parameter_server.options import ParameterServer
 from tf2dist.parameter_server.sharded_evaluate_predict import ShardedPass
-from tf2dist.parameter_server.straggler_timeout import StragglerTimeout
 from tf2dist.parameter_server.update_counter import UpdateCounter
-from tf2dist.parameter_server.worker_executions import WorkerExecutions
 from tf2dist.parameter_server.worker_pool import WorkerPool, this_worker
 from tf2dist.runtime import devices, session
 
@@ -69,7 +69,7 @@ class AsynchronousDispatcher:
         self._sent: SentBatches | None = None  # if the coordinator reads them
         self._lost_steps = False  # since nothing was under way
         self._abandoned = 0  # executions that are not waited for, and whose result the loop has not got yet
-        self._timeout = StragglerTimeout()
+        self._timeout = ExecutionTimeout()
 
     @property
     def global_step(self) -> int:
@@ -81,12 +81,12 @@ class AsynchronousDispatcher:
         """See `Dispatcher`. This process alone runs the training."""
         return session.current().preemption.stops_training
 
-    def compile(self, step: TrainStep) -> WorkerExecutions:
+    def compile(self, step: TrainStep) -> ExecutionFunctions:
         """See `Dispatcher`."""
         assert isinstance(step, KerasTrainStep)  # model_validation refuses models with steps of their own
         self._updates.follow(update_counters(step.model.optimizer))
-        self._timeout = StragglerTimeout()
-        return WorkerExecutions(self._pool, self._tokens, self._updates, step, self._options.local_steps)
+        self._timeout = ExecutionTimeout()
+        return ExecutionFunctions(self._pool, self._tokens, self._updates, step, self._options.local_steps)
 
     def open_stream(self, data: DataAdapter, start: int, stop: int | None = None) -> _Stream:
         """See `Dispatcher`.
@@ -114,7 +114,7 @@ class AsynchronousDispatcher:
             return _Stream(self._sent, None)
         return _Stream(self._pool.open_iterators(dataset, data.remote_arrays()), None)
 
-    def schedule(self, execution: WorkerExecutions, stream: _Stream, steps: int, seconds: float = math.inf) -> int:
+    def schedule(self, execution: ExecutionFunctions, stream: _Stream, steps: int, seconds: float = math.inf) -> int:
         """See `Dispatcher`."""
         if self.workers == 1:
             seconds = math.inf  # no other worker could make the steps

@@ -20,7 +20,7 @@ from tf2dist.input.batch_groups import group_signature, grouped, nbytes, single_
 from tf2dist.input.batch_slicing import ReplicaSlices
 from tf2dist.input.data_adapter import FiniteDataAdapter
 from tf2dist.parameter_server import worker_metric_sums
-from tf2dist.parameter_server.straggler_timeout import StragglerTimeout
+from tf2dist.parameter_server.execution_timeout import ExecutionTimeout
 from tf2dist.parameter_server.worker_pool import WorkerPool, repeat_element
 from tf2dist.runtime import session
 
@@ -62,7 +62,7 @@ class _Function:
     call: Any
     found: list[Any]
     data: FiniteDataAdapter
-    timeout: StragglerTimeout = field(default_factory=lambda: StragglerTimeout(_FIRST_SECONDS))
+    timeout: ExecutionTimeout = field(default_factory=lambda: ExecutionTimeout(_FIRST_SECONDS))
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ _UNROLLED = 4  # small steps in one turn of a loop: messages between servers and
 _SMALL_STEP = 500  # operations
 
 
-class WorkerExecutions:
+class ExecutionFunctions:
     """Executions of a step, traced when they are first used.
 
     Args:

@@ -11,7 +11,7 @@ _TIMES_LONGER = 4.0  # than others on a busy machine
 _MIN_SECONDS = 1.5
 
 
-class StragglerTimeout:
+class ExecutionTimeout:
     """A multiple of the median that a step took in the last executions, whichever workers made them.
 
     Args:
