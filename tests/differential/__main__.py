@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from tests.differential.configurations import OPTIONS
 from tests.differential.jobs import SETTINGS, Setting
 from tests.differential.search import Reference, Search
+from tf2dist.cluster.strategy_names import STRATEGIES
 
 
 def _seeds(text: str) -> range:
@@ -57,6 +58,9 @@ def main(arguments: Sequence[str]) -> int:
         chosen = SETTINGS
     elif set(names := given["strategy"].split(",")) <= set(SETTINGS):
         chosen = {name: SETTINGS[name] for name in names}
+    elif given["strategy"] not in STRATEGIES:
+        parser.error(f"unknown --strategy={given['strategy']}: one of {', '.join(STRATEGIES)}, or settings of "
+                     f"{','.join(SETTINGS)}")  # fmt: skip
     else:
         setting = Setting(**given)
         chosen = {" ".join(str(v) for v in dataclasses.astuple(setting) if v): setting}

@@ -43,12 +43,16 @@ class Mismatch:
 
 @dataclass
 class Report:
-    """What a search has found; `refused` and `not_by_keras` are reasons with their seeds."""
+    """What a search has found; `refused` and `not_by_keras` are reasons with their seeds.
+
+    Those of `crashed` were trained a second time, see `keras_has_crashed`, and are counted by what came of that.
+    """
 
     equal: list[int] = field(default_factory=list)
     mismatches: list[Mismatch] = field(default_factory=list)
     refused: dict[str, list[int]] = field(default_factory=lambda: collections.defaultdict(list))
     not_by_keras: dict[str, list[int]] = field(default_factory=lambda: collections.defaultdict(list))
+    crashed: list[int] = field(default_factory=list)
     seconds: float = 0.0  # of our trainings
 
     def __str__(self) -> str:
@@ -58,6 +62,8 @@ class Report:
         ]
         for what, reasons in (("refused", self.refused), ("Keras does not train", self.not_by_keras)):
             lines += [f"{what}, {len(s)} x: {reason} (seeds {', '.join(map(str, s))})" for reason, s in reasons.items()]
+        if self.crashed:
+            lines.append(f"crashed in Keras's fit, trained again (seeds {', '.join(map(str, self.crashed))})")
         return "\n".join(lines)
 
 
@@ -88,14 +94,15 @@ class Reference:
         self._trainer.close()
 
 
-def keras_has_crashed(configuration: Configuration, ours: Outcome) -> bool:
-    """Has our process been ended by TensorFlow while Keras's own `fit` trained there, as one time in 100 it is?
+def keras_has_crashed(setting: Setting, configuration: Configuration, ours: Outcome) -> bool:
+    """Has TensorFlow ended our process by SIGSEGV in a training that Keras's own `fit` goes on with?
 
-    On a `OneDeviceStrategy`, that reads through a `MultiDeviceIterator`, which is freed at once if its thread has been
+    On a `OneDeviceStrategy`, Keras reads through a `MultiDeviceIterator`, which is freed at once if its thread has been
     made but does not run yet; when it does, it reads from what has been freed (`~MultiDeviceBuffer` in
     tensorflow/core/kernels/data/multi_device_iterator_ops.cc). Ours reads without one, on CPUs.
     """
-    return configuration.get("between") == "keras" and ours.error == f"the process ended with {-signal.SIGSEGV}"
+    by_keras = setting.strategy == "one" and configuration.get("between") == "keras"
+    return by_keras and ours.error == f"the process ended with {-signal.SIGSEGV}"
 
 
 class Search:
@@ -143,7 +150,8 @@ class Search:
     def _try(self, seed: int, report: Report) -> None:
         configuration = self._draw(seed)
         ours, theirs = self._reference.train_beside(self._trainer, configuration)
-        if keras_has_crashed(configuration, ours):
+        if keras_has_crashed(self._trainer.setting, configuration, ours):
+            report.crashed.append(seed)
             ours = self._trainer.train(configuration)
         report.seconds += ours.seconds
         if theirs.status != "trained":
