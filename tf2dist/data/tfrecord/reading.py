@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from tf2dist.data.local_copies import local_path
-from tf2dist.data.tfrecord.image_features import CLASSES, PIXELS, SIDE
+from tf2dist.data.tfrecord.image_features import parse
 from tf2dist.data.tfrecord_arrays import BUFFER_SIZE, read_arrays
 from tf2dist.data.tfrecord_framing import Path, count_records, path_list
 from tf2dist.system import files
@@ -63,7 +63,7 @@ def read(
         records = records.shuffle(shuffle, seed)
 
     def scaled(batch: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        images, labels = _parse(batch)
+        images, labels = parse(batch)
         return tf.cast(images, tf.float32) / 255, labels
 
     parsed = records.batch(batch_size).map(scaled, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
@@ -79,31 +79,4 @@ def load(paths: Path | Iterable[Path]) -> tuple[np.ndarray, np.ndarray]:
     """Reads all records, file after file: images u8[n, 28, 28], labels i64[n]. Raises DataError."""
     names = path_list(paths)
     count_records(names)
-    return read_arrays(names, _parse)
-
-
-def _parse(records: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Parses serialized examples string[b] to images u8[b, 28, 28], labels i64[b]."""
-    import tensorflow as tf
-
-    number = tf.io.FixedLenFeature([], tf.int64)
-    form = {"image_raw": tf.io.FixedLenFeature([], tf.string), "pixels": number, "label": number}
-    batch: dict[str, Any] = tf.io.parse_example(records, form)  # Any: dense tensors, all of them [b]
-    raw, pixels, labels = batch["image_raw"], batch["pixels"], batch["label"]
-    sizes = tf.strings.length(raw)
-
-    def check(good: Any, message: str, values: tf.Tensor) -> Any:
-        return tf.debugging.Assert(tf.reduce_all(good), [message, tf.boolean_mask(values, ~good)], summarize=5)
-
-    checks = [
-        check(pixels == PIXELS, f"TFRecord feature `pixels` should be {PIXELS}; found", pixels),
-        check(sizes == PIXELS, f"TFRecord feature `image_raw` should be {PIXELS} bytes long; found", sizes),
-        check(
-            (labels >= 0) & (labels < CLASSES),
-            f"TFRecord feature `label` should be 0 to {CLASSES - 1}; found",
-            labels,
-        ),
-    ]
-    with tf.control_dependencies(checks):  # before decode_raw, whose own errors say less
-        images = tf.io.decode_raw(raw, tf.uint8)  # u8[b, 784]
-    return tf.reshape(images, [-1, SIDE, SIDE]), labels
+    return read_arrays(names, parse)
