@@ -1,6 +1,7 @@
 """Measures this project beside its alternatives, in one run.
 
 python -m benchmarks before: parameter servers by this checkout beside another one, as of an older commit
+python -m benchmarks chaos: trainings whose tasks are killed, stopped and asked to stop at random moments
 python -m benchmarks checkpoint: for how long steps stand still while a large table is saved
 python -m benchmarks fit: `tf2dist.fit` beside a hand-written loop and beside Keras's own fit
 python -m benchmarks gpu: `tf2dist.fit` on a GPU beside Keras on TensorFlow, JAX and torch; Life and matmul beside CuPy
@@ -19,7 +20,7 @@ import signal
 import sys
 
 import benchmarks
-from benchmarks import before, checkpoint, scale
+from benchmarks import before, chaos, checkpoint, scale
 from tf2dist.errors import UsageError
 from tf2dist.system.commands import Parser
 from trainers.common.output_files import check_writable, write_text
@@ -33,7 +34,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("name", choices=[n for n in names if n not in ("programs", "rounds")])
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each contestant (default: 5)")
     parser.add_argument("--report", help="file for the figures as JSON")
-    with_options = {"before": before, "checkpoint": checkpoint, "scale": scale}
+    with_options = {"before": before, "chaos": chaos, "checkpoint": checkpoint, "scale": scale}
     for name, benchmark in with_options.items():
         if name in argv:
             benchmark.add_arguments(parser)  # others refuse them

@@ -21,6 +21,7 @@ from tf2dist.errors import START_AGAIN
 from tf2dist.launch import signals
 from tf2dist.launch.console_output import STDERR, STDOUT, LineSplitter, OutputQueue, prefix
 from tf2dist.launch.failure_report import LAST_LINES, LAST_LINES_FOLLOW, failure_report
+from tf2dist.launch.fault_injector import INTERVAL, FaultInjector
 from tf2dist.launch.fork_server_client import ForkServerClient
 from tf2dist.launch.log_files import LogFiles
 from tf2dist.launch.process import Process
@@ -43,17 +44,24 @@ class ProcessGroup:
       settings: see `settings.Settings`.
       logs: files for what the processes print; None to show it.
       budget: restarts that are left; the group takes from it.
+      injector: of faults; None for none.
 
     Raises:
       OSError: the fork server cannot be started.
     """
 
     def __init__(
-        self, processes: Sequence[Process], settings: Settings, logs: LogFiles | None, budget: RestartBudget
+        self,
+        processes: Sequence[Process],
+        settings: Settings,
+        logs: LogFiles | None,
+        budget: RestartBudget,
+        injector: FaultInjector | None = None,
     ) -> None:
         self._processes = processes
         self._settings = settings
         self._budget = budget
+        self._injector = injector
         self._keys = {process.name: key for key, process in enumerate(processes)}
         self._status: int | None = None  # of the group; None until it is decided how it ends
         self._reason = ""
@@ -117,6 +125,8 @@ class ProcessGroup:
             for fd in self._streams:
                 poll.register(fd, select.POLLIN)
         next_alarm = min((when for when, _ in self._alarms), default=math.inf)
+        if self._injector:
+            next_alarm = min(next_alarm, time.monotonic() + INTERVAL)
         left = min(max(0.0, next_alarm - time.monotonic()), _LONGEST_POLL)
         wait = None if next_alarm == math.inf else math.ceil(left * 1000)
         for fd, events in poll.poll(wait):
@@ -131,6 +141,8 @@ class ProcessGroup:
                     self._lose_output(fd, self._output.error)
             elif self._alive and fd == self._server.control.fileno():
                 self._on_event(self._server.event())
+        if self._injector:
+            self._injector.tick()
         for alarm in [alarm for alarm in self._alarms if alarm[0] <= time.monotonic()]:
             if alarm in self._alarms:  # an earlier one may have ended the group, and cancelled the others
                 self._alarms.remove(alarm)
@@ -155,10 +167,13 @@ class ProcessGroup:
         if event is None:
             self._conclude()
         elif "ready" in event:
-            for key in range(len(self._processes)):
-                self._start(key)
+            for number in range(len(self._processes)):
+                self._start(number)
         elif "started" in event:
-            self._pids[event["started"]] = event["pid"]
+            key: int = event["started"]
+            self._pids[key] = event["pid"]
+            if self._injector and self._status is None:
+                self._injector.started(self._processes[key].name, event["pid"])
         else:
             self._on_exit(event["ended"], event["status"])
 
@@ -176,6 +191,8 @@ class ProcessGroup:
 
     def _on_exit(self, key: int, status: int) -> None:
         """Decides what the exit of a process, with a status that is negative for a signal, means for the rest."""
+        if self._injector:
+            self._injector.ended(self._processes[key].name)
         for fd in [fd for fd, lines in self._streams.items() if lines.key == key]:
             self._read(fd, _WHOLE_PIPE)  # but a process that it left behind may hold the pipe open
         if status not in (0, START_AGAIN) and self._status is None and self._restart(key, status):
@@ -211,6 +228,8 @@ class ProcessGroup:
 
     def _end_servers(self, last: int) -> None:
         """Waits for those that serve to end, after `last` has ended and nobody is left whom they serve."""
+        if self._injector:
+            self._injector.release()
         left = [key for key in range(len(self._processes)) if key not in self._statuses]
         if self._restarted.issuperset(left):
             self._stop(0, "")  # they may have come back too late to be told that the job is done
@@ -320,6 +339,8 @@ class ProcessGroup:
         first = self._status is None
         self._status, self._reason = status, reason
         if first:
+            if self._injector:
+                self._injector.release()
             grace = self._settings.grace
             self._server.end(grace)
             self._alarms = [(time.monotonic() + grace + _FORK_SERVER_GRACE, self._server.process.kill)]

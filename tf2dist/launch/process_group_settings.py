@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tf2dist.errors import UsageError
+from tf2dist.launch.fault_plan import FaultPlan
 from tf2dist.system.local_paths import check_local
 
 
@@ -25,6 +26,7 @@ class Settings:
       tee: show what they print as well.
       isolate: give the processes a network of their own, see `network_namespace`.
       quiet_prefix_for: the name of the process whose lines are shown without a prefix.
+      faults: that the group is to meet, see `fault_plan`; None for none, and for no report of its steps.
 
     Raises:
       UsageError: a number that is out of its range.
@@ -39,6 +41,7 @@ class Settings:
     tee: bool = False
     isolate: bool = False
     quiet_prefix_for: str | None = None
+    faults: FaultPlan | None = None
 
     def __post_init__(self) -> None:
         for name in ("grace", "drain", "timeout"):

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
+import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tf2dist.cluster.loss_policy import WORKER_RESTARTS
+from tf2dist.launch.fault_injector import FaultInjector
+from tf2dist.launch.fault_plan import FaultPlan
 from tf2dist.launch.log_files import LogFiles
 from tf2dist.launch.process import Process
 from tf2dist.launch.process_group import ProcessGroup
 from tf2dist.launch.process_group_settings import Settings
 from tf2dist.launch.restarts import PREEMPTIONS, RestartBudget
 from tf2dist.launch.signals import SignalPipe
+from tf2dist.system import atomic_files
+from tf2dist.system.environment_variables import STEP_FILE
+from tf2dist.system.step_file import StepFile
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,9 +93,16 @@ def supervise(processes: Sequence[Process], **settings: Any) -> Result:
     deadline = None if wanted.timeout is None else time.monotonic() + wanted.timeout
     logs = LogFiles(wanted.logs, [process.name for process in processes]) if wanted.logs else None
     budget = RestartBudget.of(wanted.max_restarts)
-    with contextlib.closing(logs) if logs else contextlib.nullcontext(), SignalPipe() as signals:
+    with contextlib.ExitStack() as stack:
+        if logs:
+            stack.enter_context(contextlib.closing(logs))
+        injector = None
+        if wanted.faults is not None:
+            injector, path = stack.enter_context(_faults(wanted.faults))
+            processes = [replace(process, env={**process.env, STEP_FILE: path}) for process in processes]
+        signals = stack.enter_context(SignalPipe())
         while True:
-            group = ProcessGroup(processes, wanted, logs, budget)
+            group = ProcessGroup(processes, wanted, logs, budget, injector)
             if deadline is not None:
                 group.set_deadline(deadline, f"had not ended after {wanted.timeout:g} s")
             try:
@@ -103,9 +117,37 @@ def supervise(processes: Sequence[Process], **settings: Any) -> Result:
             else:
                 break
             _say(f"the job is started again ({left} more to go)")
+        if injector is not None and wanted.faults is not None:
+            _report_recovery(injector, wanted.faults, group.status)
     if logs and logs.problem:
         _say(f"--logs={wanted.logs}: not everything could be written: {logs.problem}")
     return Result(group.status, group.reason, group.statuses)
+
+
+@contextlib.contextmanager
+def _faults(plan: FaultPlan) -> Generator[tuple[FaultInjector, str]]:
+    """Yields what carries out a plan, and the path of the file where the job writes its steps for it."""
+    fd = os.memfd_create("steps")  # which nothing leaves behind
+    path = f"/proc/{os.getpid()}/fd/{fd}"
+    with contextlib.closing(StepFile(path)) as steps:
+        try:
+            yield FaultInjector(plan, steps, _say), path
+        finally:
+            os.close(fd)
+
+
+def _report_recovery(injector: FaultInjector, plan: FaultPlan, status: int) -> None:
+    """Says how the job has come through its faults, and writes it to the plan's report."""
+    seconds = injector.seconds
+    for line in injector.recovery.lines(status, seconds):
+        _say(f"chaos: {line}")
+    if plan.report:
+        report = json.dumps({"seed": plan.seed, **injector.recovery.report(status, seconds)}, indent=2)
+        try:
+            with atomic_files.replacing(plan.report) as (part,), open(part, "w") as file:
+                file.write(report + "\n")
+        except OSError as error:
+            _say(f"--chaos_report={plan.report} cannot be written: {(error.strerror or str(error)).lower()}")
 
 
 def _say(text: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from tf2dist.cluster.spec import Cluster
 from tf2dist.errors import UsageError
-from tf2dist.launch import cluster_layout, free_ports, gpu_sharing, network_namespace, supervisor
+from tf2dist.launch import cluster_layout, fault_plan, free_ports, gpu_sharing, network_namespace, supervisor
 from tf2dist.launch.backend import Backend
 from tf2dist.launch.cluster_layout import LOCALHOST, Layout, PlacedTask
 from tf2dist.launch.gpu_sharing import GpuSharing, share_gpus
@@ -82,6 +82,7 @@ class LocalBackend:
         )
         parser.add_argument("--preload", help=argparse.SUPPRESS)  # comma-separated modules
         gpu_sharing.add_arguments(parser)
+        fault_plan.add_arguments(parser)
 
     def start(self, options: argparse.Namespace, program: Sequence[str]) -> int:
         """Runs the job to its end; returns its exit status.
@@ -94,6 +95,7 @@ class LocalBackend:
             raise UsageError(
                 f"the tasks run on this machine, localhost, and not on {elsewhere[0]}; `launch ssh` goes there"
             )
+        faults = fault_plan.from_options(options, [str(task) for task in layout.tasks])
         env = cluster_layout.task_environment(options)
         inherited = {**os.environ, **env}
         sharing = share_gpus(layout, inherited, each=options.gpus_per_worker, memory_mib=options.gpu_memory)
@@ -108,7 +110,7 @@ class LocalBackend:
             return 0
         modules: str | None = options.preload
         preload = None if modules is None else tuple(filter(None, modules.split(",")))
-        settings = supervisor.settings_of(options) | {"isolate": options.isolate}
+        settings = supervisor.settings_of(options) | {"isolate": options.isolate, "faults": faults}
         return _run(program, layout, options.port, env, preload, options.threads, sharing, settings)
 
 

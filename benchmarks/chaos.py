@@ -1,0 +1,177 @@
+"""Chaos: trainings whose tasks are killed, stopped and asked to stop at random moments, beside one left in peace.
+
+A training has come through if it ends with status 0, has made exactly its updates, and has the weights of the one that
+nothing has disturbed, bit for bit. Under asynchronous servers no two trainings have the same weights: there each update
+adds 1 to the only weight, which must be the number of updates.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from benchmarks import programs
+from benchmarks.programs.chaos_tf2dist import STEPS_PER_EPOCH
+from tf2dist.errors import UsageError
+
+_KINDS = {"kill": "", "term": "", "stop": "+2s"}
+_FAULTS = 4  # of one job, each in its own part of the training
+_STEPS = 400 - 400 % STEPS_PER_EPOCH
+_DEADLINE = 400.0  # seconds for one job
+JOBS = {
+    "one": (["--workers=1"], ["worker-0"]),
+    "mirrored": (["--workers=1"], ["worker-0"]),
+    "multiworker": (["--workers=2"], ["worker-0", "worker-1"]),
+    "ps": (["--ps=1", "--workers=2"], ["worker", "ps-0", "chief-0"]),
+    "ps-sync": (["--ps=1", "--workers=2"], ["worker", "ps-0", "chief-0"]),
+}
+
+
+@dataclass
+class Outcome:
+    """What came of the jobs of one strategy, task and kind of fault.
+
+    Attributes:
+      tried, right: faults that were met, and those in jobs that came through all of theirs.
+      recovery: seconds after each fault until there was a step more.
+      lost: steps made again after each fault.
+      goodput: of each job.
+      wrong: what was wrong with those that did not come through.
+    """
+
+    tried: int = 0
+    right: int = 0
+    recovery: list[float] = field(default_factory=list)
+    lost: list[int] = field(default_factory=list)
+    goodput: list[float] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that `chaos` alone has."""
+    group = parser.add_argument_group("chaos")
+    group.add_argument("--moments", type=int, default=20, help="faults of each kind for each task (default: 20)")
+    group.add_argument("--strategies", default=",".join(JOBS), help=f"default: {','.join(JOBS)}")
+    group.add_argument("--kinds", default=",".join(_KINDS), help=f"default: {','.join(_KINDS)}")
+    group.add_argument("--seed", type=int, default=0, help="of the moments (default: 0)")
+
+
+def run(rounds: int, options: argparse.Namespace) -> dict:
+    """Prints a table, a line for each strategy, task and kind of fault; returns the figures.
+
+    Args:
+      rounds: not used; `--moments` says how many.
+
+    Raises:
+      UsageError: an option is out of its range.
+      SystemExit: a training that nothing disturbs has failed; or, in the end, one that something has.
+    """
+    if options.moments < 1:
+        raise UsageError(f"--moments={options.moments} must be at least 1")
+    strategies, kinds = (_chosen(options, name, known) for name, known in (("strategies", JOBS), ("kinds", _KINDS)))
+    print(f"{_STEPS} updates a training; {options.moments} faults of each kind, up to {_FAULTS} in one training")
+    print("strategy     task      kind  right/met  recovery: median, worst  steps lost: mean, most  goodput")
+    figures: dict[str, dict] = {}
+    for strategy in strategies:
+        quiet, quiet_result = _train(strategy, "none", 0)
+        if quiet_result is None or quiet["status"] or quiet["steps"] != _STEPS:
+            raise SystemExit(f"{strategy}: a training that nothing disturbs has failed: {quiet}")
+        for task in JOBS[strategy][1]:
+            for kind in kinds:
+                outcome = _break(strategy, task, kind, options, quiet["seconds"], quiet_result)
+                figures[f"{strategy} {task} {kind}"] = vars(outcome)
+                print(_line(strategy, task, kind, outcome), flush=True)
+    if wrong := [f"{name}: {why}" for name, found in figures.items() for why in found["wrong"]]:
+        raise SystemExit("\n".join(wrong))
+    return figures
+
+
+def _chosen(options: argparse.Namespace, name: str, known: dict) -> list[str]:
+    chosen = getattr(options, name).split(",")
+    if unknown := [choice for choice in chosen if choice not in known]:
+        raise UsageError(f"--{name}: {unknown[0]!r} is none of {', '.join(known)}")
+    return chosen
+
+
+def _break(strategy: str, task: str, kind: str, options: argparse.Namespace, seconds: float, expected: dict) -> Outcome:
+    """Runs jobs until so many faults were met.
+
+    Args:
+      seconds: that a job takes in peace.
+      expected: what it comes to.
+    """
+    outcome = Outcome()
+    for job in range((options.moments + _FAULTS - 1) // _FAULTS):
+        count = min(_FAULTS, options.moments - job * _FAULTS)
+        part = (_STEPS - 40) // count  # the last steps are for what is left to be right
+        moments = [f"step{1 + n * part}..{(n + 1) * part}" for n in range(count)]
+        faults = ",".join(f"{kind}:{task}@{moment}{_KINDS[kind]}" for moment in moments)
+        found, result = _train(strategy, faults, options.seed * 1000 + job)
+        outcome.tried += len(found["faults"])
+        if why := _wrong(strategy, found, result, expected, count):
+            outcome.wrong.append(f"{faults}, seed {options.seed * 1000 + job}: {why}")
+        else:
+            outcome.right += count
+        outcome.recovery += [f["recovery_seconds"] for f in found["faults"] if f["recovery_seconds"] is not None]
+        outcome.lost += [f["lost_steps"] for f in found["faults"]]
+        outcome.goodput.append(seconds / found["seconds"])
+    return outcome
+
+
+def _wrong(strategy: str, found: dict, result: dict | None, expected: dict, count: int) -> str:
+    """What is wrong with a training; empty if nothing is."""
+    if found["status"] or result is None:
+        return f"it ended with status {found['status']}"
+    if len(found["faults"]) != count:
+        return f"it met {len(found['faults'])} of {count} faults"
+    if not int(result["updates"]) == found["steps"] == _STEPS:
+        return f"it made {result['updates']} updates, and said {found['steps']}, of {_STEPS}"
+    if strategy == "ps":
+        applied = float(result["weight 0"].item())
+        return "" if applied == _STEPS else f"{applied:g} updates were applied, of {_STEPS}"
+    differing = [name for name, value in expected.items() if not np.array_equal(value, result[name])]
+    return f"other numbers: {', '.join(differing)}" if differing else ""
+
+
+def _train(strategy: str, faults: str, seed: int) -> tuple[dict, dict | None]:
+    """Runs a job; returns what the launcher says of it, and what the program has written, if it has."""
+    with tempfile.TemporaryDirectory() as directory:
+        out = pathlib.Path(directory)
+        job = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "launch", "local", *JOBS[strategy][0], f"--max_restarts={2 * _FAULTS}"),
+                *(f"--timeout={_DEADLINE}", f"--chaos={faults}", f"--chaos_seed={seed}"),
+                *(f"--chaos_report={out / 'chaos.json'}", "--"),
+                *(f"{programs.__name__}.chaos_tf2dist", strategy, directory, str(_STEPS)),
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            said = job.communicate(timeout=_DEADLINE + 60.0)[1]
+        finally:
+            job.terminate()  # which ends what it has started; nothing where it has ended
+            job.wait()
+        try:
+            found = json.loads((out / "chaos.json").read_text())
+        except OSError:
+            raise SystemExit(f"{strategy}: the launcher ended with {job.returncode}:\n{said}") from None
+        written = out / "result.npz"
+        return found, dict(np.load(written)) if written.exists() else None
+
+
+def _line(strategy: str, task: str, kind: str, outcome: Outcome) -> str:
+    recovery, lost = outcome.recovery or [float("nan")], outcome.lost or [0]
+    times = f"{statistics.median(recovery):.1f} s, {max(recovery):.1f} s"
+    steps = f"{statistics.mean(lost):.1f}, {max(lost)}"
+    met = f"{outcome.right}/{outcome.tried}"
+    return f"{strategy:11}  {task:8}  {kind:4}  {met:>9}  {times:>23}  {steps:>22}  {statistics.mean(outcome.goodput):7.2f}"
