@@ -9,7 +9,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # share are made once. One that dies has failed, and is not replaced: what replaces it can wait for tests for ever.
 PYTEST := $(BIN)/python -m pytest --numprocesses=3 --dist=loadfile --max-worker-restart=0
 
-.PHONY: train test test-gpu test-slow test-exhaustive test-all fuzz check bench clean
+.PHONY: train test test-gpu test-slow test-exhaustive test-all fuzz chaos check bench clean
 
 train: $(VENV)/installed  ## train on handwritten digits, on a local parameter server cluster
 	$(BIN)/python -m trainers.mnist --strategy=ps
@@ -32,6 +32,10 @@ test-gpu: $(VENV)/installed-gpu  ## what must be true on GPUs, on this machine's
 N ?= 60
 fuzz: $(VENV)/installed-test  ## N random trainings a strategy, compared with those of Keras on one device
 	$(BIN)/python -m tests.differential --seeds=0:$(N)
+
+MOMENTS ?= 20
+chaos: $(VENV)/installed-test  ## every task of every strategy killed, stopped and asked to stop at MOMENTS moments
+	$(BIN)/python -m benchmarks chaos --moments=$(MOMENTS)
 
 check: $(VENV)/installed-dev  ## format, lint, who imports whom, and types
 	$(BIN)/ruff format --check .

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -11,12 +12,12 @@ import time
 import pytest
 from hypothesis import given
 
-from tests.hostile import bounded, examples, texts
+from tests.hostile import examples, parsed, texts
 from tf2dist.errors import UsageError
 from tf2dist.launch.fault_injector import FaultInjector
 from tf2dist.launch.fault_plan import Fault, FaultPlan, Kind, parse
 from tf2dist.launch.recovery import Recovery
-from tf2dist.system.step_file import StepFile
+from tf2dist.system.step_file import StepFile, Steps
 
 NAMES = ("chief 0", "worker 0", "worker 1", "ps 0")
 
@@ -55,6 +56,7 @@ def test_no_fault():
         ("kill:worker-1@9..5s", "a range goes from the smaller"),
         ("kill:worker-1@step9..5", "a range goes from the smaller"),
         ("kill:worker-1@every0s", "every 0.1 s at most"),
+        ("stop:worker-1@every5s", "it lasts 10 s, and would come again before that; add +2.5s"),
         ("kill:worker-1@10s,", "'' is no fault"),
         ("kill:worker-1@10s,none", "'none' is no fault"),
         ("kill:worker-1@\u0661s", "is no moment"),
@@ -70,67 +72,135 @@ def test_what_is_no_fault(text, said):
 @examples()
 @given(texts("kill:worker-1@10s", "stop:ps-0@step500+20s,slow:any@every30s", "term:any@1..2s"))
 def test_hostile_faults(text):
-    with bounded():
-        try:
-            faults = parse(text, NAMES)
-        except UsageError as error:
-            assert "\n" not in str(error)
-        else:
-            assert all(fault.task in {*NAMES, "chief", "worker", "ps", "any"} for fault in faults)
+    for fault in parsed(UsageError, parse, text, NAMES) or ():
+        assert fault.task in {*NAMES, "chief", "worker", "ps", "any"}
 
 
-def seen(*steps):
-    """A recovery that has seen (seconds, call, steps), and faults where those are a name."""
+def seen(*events):
+    """A recovery that has seen events: (seconds, call, steps), (seconds, fault), or the status of an attempt's end."""
     recovery = Recovery()
-    for seconds, *found in steps:
-        if isinstance(found[0], str):
-            recovery.fault(seconds, found[0], "worker 1")
+    recovery.begin_attempt()
+    earlier = {}
+    for event in events:
+        if isinstance(event, int):
+            earlier = {}
+            recovery.end_attempt(event)
+            recovery.begin_attempt()
+        elif isinstance(event[1], str):
+            recovery.fault(*event, "worker 1")
         else:
-            recovery.observe(seconds, tuple(found))
+            earlier[event[1]] = event[2]
+            before = sum(steps for call, steps in earlier.items() if call < event[1])
+            recovery.observe(event[0], Steps(before, *event[1:]))
     return recovery
 
 
+def outcomes(recovery):
+    return [(effect.step, effect.recovery_seconds, effect.lost_steps) for effect in recovery.effects]
+
+
 def test_steps_that_go_on():
-    recovery = seen((1.0, 1, 10), (2.0, 1, 20), (2.5, "stop"), (4.0, 1, 21), (5.0, 1, 30))
-    [effect] = recovery.effects
-    assert (effect.step, effect.recovery_seconds, effect.lost_steps) == (20, 1.5, 0)
-    assert recovery.steps == 30
+    """The first ones may be of an execution that was nearly over when the fault came."""
+    recovery = seen((1.0, 1, 10), (2.0, 1, 20), (2.5, "stop"), (2.6, 1, 24), (4.0, 1, 28), (5.0, 1, 32))
+    assert outcomes(recovery) == [(20, 1.5, 0)]
+    assert recovery.reached == 32
 
 
-def test_steps_that_are_lost():
-    recovery = seen((1.0, 1, 20), (2.0, "kill"), (6.0, 1, 15), (7.0, 1, 20), (8.0, 1, 21))
-    [effect] = recovery.effects
-    assert (effect.step, effect.recovery_seconds, effect.lost_steps) == (20, 6.0, 5)
+def test_a_fault_in_the_last_execution():
+    assert outcomes(seen((1.0, 1, 10), (2.5, "stop"), (3.0, 1, 14), 0)) == [(10, 0.5, 0)]
+    assert outcomes(seen((1.0, 1, 10), (2.5, "stop"), 0)) == [(10, None, 0)]
 
 
-def test_steps_over_several_calls():
-    """The second call began after 20 steps; a job that is started again makes the first one's again."""
-    recovery = seen((1.0, 1, 20), (2.0, 2, 0), (3.0, 2, 7), (4.0, "kill"), (5.0, 1, 12), (6.0, 2, 0), (7.0, 2, 8))
-    [effect] = recovery.effects
-    assert (effect.step, effect.recovery_seconds, effect.lost_steps) == (27, 3.0, 15)
-    assert recovery.steps == 28
+def test_steps_that_are_made_again():
+    """Those of the execution under way are lost as well; none is before the next attempt has made more."""
+    recovery = seen((1.0, 1, 20), (2.0, "kill"), (2.1, 1, 24), 137, (6.0, 1, 15), (7.0, 1, 24), (8.0, 1, 28))
+    assert outcomes(recovery) == [(20, 6.0, 9)]
+
+
+def test_a_job_that_has_saved():
+    recovery = seen((1.0, 1, 20), (2.0, "term"), (2.1, 1, 24), (2.2, 1, 28), 75, (6.0, 1, 28), (7.0, 1, 32))
+    assert outcomes(recovery) == [(20, 5.0, 0)]
+
+
+def test_the_last_fault_ends_an_attempt():
+    """The first one the job had come through; and it fails once without a fault."""
+    events = (1.0, 1, 20), (2.0, "stop"), (2.1, 1, 24), (3.0, 1, 28), (4.0, "kill"), 137, (6.0, 1, 16), (7.0, 1, 32)
+    assert outcomes(seen(*events)) == [(20, 1.0, 0), (28, 3.0, 12)]
+    assert outcomes(seen(*events, 1, (9.0, 1, 0), (10.0, 1, 40))) == [(20, 1.0, 0), (28, 3.0, 12)]
+
+
+def test_an_attempt_that_dies_before_its_first_step():
+    recovery = seen((1.0, 1, 20), (2.0, "kill"), 137, (3.0, "kill"), 137, (6.0, 1, 16), (7.0, 1, 24))
+    assert outcomes(recovery) == [(20, 5.0, 0), (20, 4.0, 4)]
+
+
+def test_several_calls_that_are_made_again():
+    """Nothing of the first, which has a checkpoint; two steps of the second."""
+    recovery = seen(
+        (1.0, 1, 20), (2.0, 2, 0), (3.0, 2, 7), (4.0, "kill"), 137, (5.0, 1, 20), (6.0, 2, 5), (7.0, 2, 8)
+    )  # fmt: skip
+    assert outcomes(recovery) == [(27, 3.0, 2)]
+    assert recovery.reached == 28
+
+
+def test_calls_that_are_over_between_two_looks():
+    recovery = Recovery()
+    recovery.begin_attempt()
+    recovery.observe(1.0, Steps(0, 1, 10))
+    recovery.observe(1.1, Steps(60, 4, 7))
+    assert recovery.reached == 67
+    recovery.fault(1.2, "kill", "worker 1")
+    recovery.end_attempt(137)
+    recovery.begin_attempt()
+    recovery.observe(2.0, Steps(60, 4, 4))
+    recovery.observe(3.0, Steps(60, 4, 8))
+    assert outcomes(recovery) == [(67, pytest.approx(1.8), 3)]
+
+
+def test_several_calls_without_checkpoints():
+    recovery = seen((1.0, 1, 20), (3.0, 2, 7), (4.0, "kill"), 137, (5.0, 1, 0), (6.0, 1, 18), (7.0, 2, 0), (8.0, 2, 9))
+    assert outcomes(recovery) == [(27, None, 27)]  # the first call has stopped earlier now, with 18
+    assert recovery.reached == 27
 
 
 def test_a_job_that_makes_no_step_any_more():
-    recovery = seen((1.0, 1, 20), (2.0, "kill"), (6.0, 1, 15))
-    [effect] = recovery.effects
-    assert (effect.recovery_seconds, effect.lost_steps) == (None, 5)
-    assert recovery.lines(1, 7.0)[0] == "kill worker 1 at 2.0 s and step 20: no step after it"
+    recovery = seen((1.0, 1, 20), (2.0, "kill"), 137, (6.0, 1, 15), 1)
+    assert outcomes(recovery) == [(20, None, 5)]
+    assert recovery.lines(1, 7.0)[0] == "kill worker 1 at 2.0 s and step 20: no step after it, 5 steps lost"
 
 
 def test_goodput():
     """Ten steps a second for four seconds, and then half as many."""
-    recovery = seen((1.0, 1, 10), (3.0, 1, 30), (5.0, 1, 50), (5.0, "slow"), (9.0, 1, 70))
+    recovery = seen((0.5, 1, 0), (1.0, 1, 10), (3.0, 1, 30), (5.0, 1, 50), (5.0, "slow"), (9.0, 1, 70), 0)
     assert recovery.quiet_rate == 10.0
-    assert recovery.goodput == pytest.approx(60 / 80)
-    report = recovery.report(0, 10.0)
+    assert recovery.goodput(0, 12.0) == pytest.approx(60 / 80)
+    report = recovery.report(0, 12.0)
     assert (report["steps"], report["goodput"], report["quiet_steps_per_second"]) == (70, 0.75, 10.0)
-    assert recovery.lines(0, 10.0)[-1].endswith("goodput 0.75 (of 10.0 steps/s before the first fault)")
+    assert recovery.lines(0, 12.0)[-1].endswith("goodput 0.75 (of 10.0 steps/s before the first fault)")
 
 
-def test_goodput_is_unknown_without_quiet_steps():
-    recovery = seen((1.0, 1, 10), (1.5, 1, 20), (2.0, "kill"), (9.0, 1, 70))
-    assert recovery.goodput is None
+def test_goodput_of_a_job_that_has_failed():
+    """Its time counts to its end; and what it had made it has not kept if it began anew."""
+    events = (0.5, 1, 0), (1.0, 1, 10), (3.0, 1, 30), (5.0, 1, 50), (5.0, "kill")
+    assert seen(*events, 137).goodput(137, 41.0) == pytest.approx(40 / 400)
+    assert seen(*events, 137, (20.0, 1, 0), 1).goodput(1, 41.0) == 0.0
+
+
+def test_goodput_of_a_job_that_goes_on_from_an_earlier_one():
+    """The steps of that one, and the seconds until the first step is compiled, do not count."""
+    recovery = seen(
+        (1.0, 1, 5000), (9.0, 1, 5010), (11.0, 1, 5030), (13.0, 1, 5050), (13.0, "stop"), (15.0, 1, 5070), 0
+    )
+    assert recovery.quiet_rate == 10.0
+    assert recovery.goodput(0, 15.0) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    "early", [((1.0, 1, 10), (1.5, 1, 20), (1.7, 1, 30)), ((1.0, 1, 10), (5.0, 1, 50))], ids=["seconds", "executions"]
+)
+def test_goodput_is_unknown_without_quiet_steps(early):
+    recovery = seen((0.0, 1, 0), *early, (5.0, "kill"), (9.0, 1, 70), 0)
+    assert recovery.goodput(0, 10.0) is None
     assert "goodput unknown" in recovery.lines(0, 10.0)[-1]
 
 
@@ -147,6 +217,8 @@ def steps(tmp_path):
     file = StepFile(str(tmp_path / "steps"))
     assert file.read() is None
     yield file
+    file.clear()
+    assert file.read() is None
     file.close()
 
 
@@ -161,7 +233,8 @@ def sleepers():
 
 
 def injector(text, steps, sleepers, clock, seed=0):
-    made = FaultInjector(FaultPlan(parse(text, NAMES), seed), steps, lambda line: None, clock)
+    made = FaultInjector(FaultPlan(parse(text, NAMES), seed), steps, clock)
+    made.begin_attempt(lambda line: None)
     for name, process in sleepers.items():
         made.started(name, process.pid)
     return made
@@ -171,7 +244,8 @@ def state(process):
     return pathlib.Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-def until(process, *states):
+def until(process, states):
+    """Waits until a process is in one of these states: T is stopped, S sleeps, R runs."""
     deadline = time.monotonic() + 30
     while state(process) not in states:
         assert time.monotonic() < deadline
@@ -194,10 +268,10 @@ def test_a_kill_at_its_time_and_not_before(steps, sleepers):
 
 def test_a_kill_at_a_step(steps, sleepers):
     chaos = injector("kill:ps@step500", steps, sleepers, Clock())
-    steps.write(1, 499)
+    steps.write(Steps(0, 1, 499))
     chaos.tick()
     assert chaos.recovery.effects == []
-    steps.write(1, 512)
+    steps.write(Steps(200, 3, 312))
     chaos.tick()
     assert sleepers["ps 0"].wait(30) == -signal.SIGKILL
     assert chaos.recovery.effects[0].step == 512
@@ -226,20 +300,22 @@ def test_a_stop_ends(steps, sleepers):
     assert state(sleepers["worker 0"]) == "T"
     clock.now = 6.0
     chaos.tick()
-    until(sleepers["worker 0"], "S", "R")
+    until(sleepers["worker 0"], "SR")
 
 
 def test_a_slow_process_runs_a_tenth_of_the_time(steps, sleepers):
     clock = Clock()
-    chaos = injector("slow:worker-0@0s+100s", steps, sleepers, clock)
-    stopped = []
-    for tick in range(500):  # ten seconds
+    chaos = injector("slow:worker-0@0s+10s", steps, sleepers, clock)
+    stopped = 0
+    for tick in range(0, 500, 5):  # ten seconds, with a look at each tenth of one
         clock.now = tick * 0.02
         chaos.tick()
-        stopped.append(chaos._held["worker 0"].stopped)
-    assert 0.85 < sum(stopped) / len(stopped) < 0.95
-    chaos.release()
-    until(sleepers["worker 0"], "S", "R")
+        until(sleepers["worker 0"], "T" if tick % 25 else "SR")
+        stopped += tick % 25 > 0
+    assert stopped == 80  # of 100 looks; of the time in between it is 0.9
+    clock.now = 10.0
+    chaos.tick()
+    until(sleepers["worker 0"], "SR")
 
 
 def test_what_is_stopped_goes_on_when_the_job_is_ended(steps, sleepers):
@@ -249,10 +325,74 @@ def test_what_is_stopped_goes_on_when_the_job_is_ended(steps, sleepers):
     [held] = [name for name in ("worker 0", "worker 1") if name in chaos._held]
     until(sleepers[held], "T")
     chaos.release()
-    until(sleepers[held], "S", "R")
+    until(sleepers[held], "SR")
     clock.now = 2.0
     chaos.tick()  # of this attempt nobody is left
     assert len(chaos.recovery.effects) == 1
+
+
+def test_a_fault_waits_for_one_that_another_holds(steps, sleepers):
+    clock = Clock()
+    chaos = injector("stop:worker-0@0s+5s,kill:worker-0@1s", steps, sleepers, clock)
+    for clock.now in (0.0, 1.0, 4.9):
+        chaos.tick()
+    assert sleepers["worker 0"].poll() is None
+    clock.now = 5.1
+    chaos.tick()
+    assert sleepers["worker 0"].wait(30) == -signal.SIGKILL
+
+
+def test_a_task_is_asked_to_stop_once(steps, sleepers):
+    clock = Clock()
+    chaos = injector("term:worker-1@0s,term:worker-1@1s", steps, sleepers, clock)
+    chaos.tick()
+    assert sleepers["worker 1"].wait(30) == -signal.SIGTERM
+    clock.now = 2.0
+    chaos.tick()
+    assert len(chaos.recovery.effects) == 1
+
+
+def test_what_could_not_come_in_time_is_left_out(steps, sleepers):
+    clock = Clock()
+    chaos = injector("stop:worker-1@every5s+1s", steps, sleepers, clock)
+    chaos.ended("worker 1")
+    for clock.now in (5.0, 31.0):
+        chaos.tick()
+    chaos.started("worker 1", sleepers["worker 1"].pid)
+    for clock.now in (31.5, 32.0, 32.6, 33.0, 34.9):
+        chaos.tick()
+    assert [effect.seconds for effect in chaos.recovery.effects] == [31.5]
+    clock.now = 35.1
+    chaos.tick()
+    assert len(chaos.recovery.effects) == 2
+    chaos.release()
+
+
+def test_moments_are_drawn_from_the_whole_range(steps):
+    """A fault for the first seconds is somewhere in them, one for steps at a step, and in the time after it."""
+    found = [
+        FaultInjector(FaultPlan(parse("kill:any@10..60s,kill:any@step100..900", NAMES), seed), steps)._pending
+        for seed in range(50)
+    ]
+    seconds = [moments[0].at for moments in found]
+    assert 10 < min(seconds) < 20 < 50 < max(seconds) < 60
+    numbers = [moments[1].step for moments in found]
+    assert 100 <= min(numbers) < 200 < 800 < max(numbers) <= 900
+    assert len({moments[1].delay for moments in found}) == 50
+
+
+def test_a_step_of_the_attempt_before_is_no_step_of_this_one(steps, sleepers):
+    clock = Clock()
+    chaos = injector("kill:worker-1@step10", steps, sleepers, clock)
+    chaos.ended("worker 1")
+    steps.write(Steps(0, 1, 12))
+    chaos.tick()
+    chaos.end_attempt(137)
+    chaos.begin_attempt(lambda line: None)
+    chaos.started("worker 1", sleepers["worker 1"].pid)
+    clock.now = 1.0
+    assert steps.read() is None
+    chaos.tick()
 
 
 def test_what_is_drawn_follows_from_the_seed(steps, sleepers):
@@ -289,9 +429,7 @@ def test_options_without_chaos():
 def test_a_job_that_is_killed_says_so(run, tmp_path):
     """With a program that makes no steps."""
     report = tmp_path / "report.json"
-    status, _, error = run(
-        "time.sleep(1000)", "--workers=2", "--chaos=kill:worker-1@0.5s", f"--chaos_report={report}"
-    )
+    status, _, error = run("time.sleep(1000)", "--workers=2", "--chaos=kill:worker-1@0.5s", f"--chaos_report={report}")
     assert status == 137
     assert "launch: chaos: kill worker 1, at " in error
     assert "worker 1" in error
@@ -302,19 +440,72 @@ def test_a_job_that_is_killed_says_so(run, tmp_path):
 
 
 def test_a_job_that_ends_while_a_worker_is_stopped(run):
-    """It is let go, so that the job's end does not wait for it."""
-    status, _, error = run(
-        "if me == 'worker 0': time.sleep(2); sys.exit(3)\ntime.sleep(1000)", "--workers=2",
-        "--chaos=stop:worker-1@0.5s+500s",
-    )  # fmt: skip
+    """It is let go, so that it can end as it is asked to: nothing would kill it before the test's time is over."""
+    code = """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ends as it was asked to"))
+    if me == "worker 0":
+        time.sleep(2)
+        sys.exit(3)
+    time.sleep(1000)
+    """
+    status, _, error = run(code, "--workers=2", "--chaos=stop:worker-1@0.5s+500s", "--grace=200")
     assert status == 3
     assert "no step after it" in error
+    assert "[worker 1] ends as it was asked to" in error
+
+
+def test_a_server_that_is_stopped_when_the_job_is_done(run):
+    """It is let go, so that the end of the others does not wait for it."""
+    code = """
+    if me == "chief 0":
+        time.sleep(2)
+    else:
+        before = time.monotonic()
+        while not (here / "done").exists():
+            time.sleep(0.1)
+    (here / "done").touch()
+    """
+    status, _, error = run(code, "--ps=1", "--workers=1", "--chaos=stop:ps-0@0.5s+500s")
+    assert status == 0, error
+    assert "did not end within" not in error
+
+
+def test_output_that_nobody_reads_holds_up_no_fault(start):
+    """Of a launcher whose pipe is full; it ends all the same when it is asked to."""
+    job = start(
+        "while True: print('x' * 10000, file=sys.stderr)", "--workers=1", "--chaos=stop:worker-0@1s+500s", "--grace=1"
+    )
+    time.sleep(3)
+    job.process.terminate()
+    time.sleep(1)
+    job.process.terminate()  # the second time discards what nobody reads
+    assert job.process.wait(60) == 128 + signal.SIGTERM
+    assert job.all_gone()
 
 
 def test_a_report_that_cannot_be_written(run):
     status, _, error = run("pass", "--chaos=none", "--chaos_report=/nowhere/report.json")
-    assert status == 0
-    assert "--chaos_report=/nowhere/report.json cannot be written: no such file or directory" in error
+    assert (status, error.count("\n")) == (2, 1)
+    assert "--chaos_report=/nowhere/report.json cannot be written: there is no directory /nowhere" in error
+
+
+FIT = """
+import keras, numpy as np, tf2dist
+x = np.ones((80, 2), "float32")
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+tf2dist.fit(model, x, x[:, :1], batch_size=8, epochs=2, verbose=0)
+tf2dist.fit(model, x, x[:, :1], batch_size=8, epochs=5, initial_epoch=2, verbose=0)
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("--isolate",)], ids=["plain", "isolated"])
+def test_steps_of_a_program_that_joins_nothing(run, tmp_path, options):
+    """Of both calls, with what a user's launcher imports before."""
+    report = tmp_path / "report.json"
+    status, _, error = run(FIT, "--workers=1", "--chaos=none", f"--chaos_report={report}", *options, preload=None)
+    assert status == 0, error
+    assert json.loads(report.read_text())["steps"] == 50
 
 
 JOBS = {
@@ -327,7 +518,7 @@ JOBS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("case", JOBS)
 def test_a_training_comes_through(tmp_path, case):
-    """Every step is counted; and no more are made again than were made since the last checkpoint."""
+    """Every step is counted, and where the job is started again, those that are made again."""
     options, fault, restarts = JOBS[case]
     report, of_job = tmp_path / "chaos.json", tmp_path / "job.json"
     done = subprocess.run(
@@ -345,7 +536,9 @@ def test_a_training_comes_through(tmp_path, case):
     assert 100 <= effect["step"] <= 600
     assert effect["recovery_seconds"] > 0
     assert done.stderr.count("the job is started again") == restarts
+    again = [int(step) for step in re.findall(r"went on from a checkpoint of step (\d+)", done.stdout)]
+    assert len(again) == restarts
     if restarts:
-        assert effect["recovery_seconds"] > 0.5  # processes were started
+        assert 0 <= effect["step"] - again[0] <= effect["lost_steps"]
     else:
         assert effect["lost_steps"] == 0

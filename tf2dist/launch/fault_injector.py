@@ -17,6 +17,7 @@ from tf2dist.system.step_file import StepFile
 INTERVAL = 0.02  # seconds between two looks at the steps and the clock
 _CYCLE = 0.5  # seconds in which a slowed process is stopped once
 _RUNS = 0.1  # of each cycle
+_LONGEST_DELAY = 10.0  # seconds from the step of a fault to a moment that is drawn after it
 
 
 @dataclass
@@ -25,14 +26,16 @@ class _Pending:
 
     Attributes:
       fault: what.
-      at: seconds since the job began; None where steps say when.
+      at: seconds since the job began; None while steps say when.
       step: how many steps the job has made then.
+      delay: from there, as a part of the time between two executions.
       draw: which task of several.
     """
 
     fault: Fault
     at: float | None
     step: int
+    delay: float
     draw: random.Random
 
 
@@ -60,21 +63,23 @@ class FaultInjector:
     Args:
       plan: the faults.
       steps: where the job's steps are read.
-      say: tells the user something, in one line.
       clock: seconds.
     """
 
-    def __init__(
-        self, plan: FaultPlan, steps: StepFile, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, plan: FaultPlan, steps: StepFile, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._began = clock, clock()
-        self._steps, self._say = steps, say
+        self._steps = steps
+        self._say: Callable[[str], None] = lambda line: None
+        self._released = True  # is no attempt under way?
         self.recovery = Recovery()
         self._pending: list[_Pending] = []
         for number, fault in enumerate(plan.faults):
             draw = random.Random(f"{plan.seed} {number}")
             at = draw.uniform(*fault.seconds) if fault.seconds else None
-            self._pending.append(_Pending(fault, at, draw.randint(*fault.steps) if fault.steps else 0, draw))
+            step = draw.randint(*fault.steps) if fault.steps else 0
+            # Steps are seen when an execution has ended; a random moment is anywhere from there to the next one's end.
+            delay = draw.random() if fault.steps and fault.steps[0] < fault.steps[1] else 0.0
+            self._pending.append(_Pending(fault, at, step, delay, draw))
         self._running: dict[str, int] = {}  # file descriptors of processes by their names
         self._held: dict[str, _Held] = {}
 
@@ -83,9 +88,27 @@ class FaultInjector:
         """Since the job began."""
         return self._clock() - self._began
 
+    def begin_attempt(self, say: Callable[[str], None]) -> None:
+        """Notes that processes of the job are about to be started.
+
+        Args:
+          say: tells the user something, in one line, without waiting until it is read.
+        """
+        self._say, self._released = say, False
+        self._steps.clear()
+        self.recovery.begin_attempt()
+
+    def end_attempt(self, status: int) -> None:
+        """Notes that all processes have ended, and how."""
+        self.release()
+        self.recovery.observe(self.seconds, self._steps.read())
+        self.recovery.end_attempt(status)
+
     def started(self, name: str, pid: int) -> None:
         """Notes that a process runs."""
         self.ended(name)
+        if self._released:
+            return
         with contextlib.suppress(OSError):  # it has ended, of which we are told next
             self._running[name] = os.pidfd_open(pid)
 
@@ -97,6 +120,7 @@ class FaultInjector:
 
     def release(self) -> None:
         """Lets go of all processes: this attempt at the job is being ended, and meets no more faults."""
+        self._released = True
         for name in [*self._running]:
             if name in self._held:
                 self._signal(name, signal.SIGCONT)
@@ -109,13 +133,15 @@ class FaultInjector:
         for name, held in [*self._held.items()]:
             self._hold(name, held, now)
         for pending in [*self._pending]:
-            due = self.recovery.steps >= pending.step if pending.at is None else now >= pending.at
-            if due and (name := self._choose(pending)):
+            if pending.at is None and (self.recovery.steps or 0) >= pending.step:
+                pending.at = now + pending.delay * min(self.recovery.interval, _LONGEST_DELAY)
+            if pending.at is None or now < pending.at or not (name := self._choose(pending)):
+                continue
+            if every := pending.fault.every:
+                pending.at += every * (1 + (now - pending.at) // every)  # those that it could not meet are left out
+            else:
                 self._pending.remove(pending)
-                if pending.fault.every and pending.at is not None:
-                    pending.at = max(now, pending.at + pending.fault.every)
-                    self._pending.append(pending)
-                self._carry_out(pending.fault, name, now)
+            self._carry_out(pending.fault, name, now)
 
     def _choose(self, pending: _Pending) -> str | None:
         """The process that the fault is for; None if none of those runs that it may be for."""
@@ -129,15 +155,14 @@ class FaultInjector:
 
     def _carry_out(self, fault: Fault, name: str, now: float) -> None:
         duration = f" for {fault.duration:g} s" if fault.kind in (Kind.STOP, Kind.SLOW) else ""
-        self._say(f"chaos: {fault.kind} {name}{duration}, at {now:.1f} s and step {self.recovery.steps}")
+        self._say(f"chaos: {fault.kind} {name}{duration}, at {now:.1f} s and step {self.recovery.reached}")
         self.recovery.fault(now, fault.kind, name)
         if fault.kind in (Kind.STOP, Kind.SLOW):
             self._held[name] = _Held(fault.kind, now, now + fault.duration)
             self._hold(name, self._held[name], now)
         else:
             self._signal(name, signal.SIGKILL if fault.kind is Kind.KILL else signal.SIGTERM)
-            if fault.kind is Kind.KILL:
-                self.ended(name)  # and is no target until it is started again
+            self.ended(name)  # and is no target until it is started again
 
     def _hold(self, name: str, held: _Held, now: float) -> None:
         """Stops or continues a process as its fault says at this moment."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import enum
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from tf2dist.errors import UsageError
+from tf2dist.system.files import is_url
 
 ANY = "any"
 _Number = TypeVar("_Number", int, float)
@@ -84,14 +86,27 @@ def from_options(options: argparse.Namespace, names: Sequence[str]) -> FaultPlan
       names: of the job's processes.
 
     Raises:
-      UsageError: it is no plan for these.
+      UsageError: it is no plan for these, or the report cannot be written.
     """
     if options.chaos is None:
         for name in ("chaos_seed", "chaos_report"):
             if getattr(options, name) is not None:
                 raise UsageError(f"--{name} is for --chaos, which is not given")
         return None
+    if options.chaos_report is not None:
+        _check_report(options.chaos_report)
     return FaultPlan(parse(options.chaos, names), options.chaos_seed or 0, options.chaos_report)
+
+
+def _check_report(path: str) -> None:
+    if is_url(path):
+        return
+    folder = os.path.dirname(os.path.abspath(path))
+    why = "it is a directory" if os.path.isdir(path) else ""
+    why = why or ("" if os.path.isdir(folder) else f"there is no directory {folder}")
+    why = why or ("" if os.access(folder, os.W_OK) else f"{folder} is not writable")
+    if why:
+        raise UsageError(f"--chaos_report={path} cannot be written: {why}")
 
 
 def parse(text: str, names: Sequence[str]) -> tuple[Fault, ...]:
@@ -131,6 +146,10 @@ def _parse_one(text: str, names: Sequence[str]) -> Fault:
         every = last if seconds["every"] else None
         if every is not None and every < 0.1:
             raise UsageError(f"--chaos: {text!r}: a fault comes again every 0.1 s at most")
+        if every is not None and kind in (Kind.STOP, Kind.SLOW) and every <= duration:
+            raise UsageError(
+                f"--chaos: {text!r}: it lasts {duration:g} s, and would come again before that; add +{every / 2:g}s"
+            )
         return Fault(kind, task, seconds=_in_order(text, first, last), every=every, duration=duration)
     raise UsageError(
         f"--chaos: {text!r}: {match['when']!r} is no moment; write 10s, 10..60s, every30s, step500 or step100..900"

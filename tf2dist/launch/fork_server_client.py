@@ -30,12 +30,20 @@ class ForkServerClient:
       preload: modules to import.
       env: added to the environment.
       isolate: should it, and all that it forks, have a network of its own?
+      inherited: file descriptors that it, and all that it forks, has as well.
 
     Raises:
       OSError: the fork server cannot be started.
     """
 
-    def __init__(self, preload: Sequence[str], env: Mapping[str, str], *, isolate: bool = False) -> None:
+    def __init__(
+        self,
+        preload: Sequence[str],
+        env: Mapping[str, str],
+        *,
+        isolate: bool = False,
+        inherited: Sequence[int] = (),
+    ) -> None:
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.ready = False
         # What the imports print is shown only when they fail.
@@ -50,7 +58,7 @@ class ForkServerClient:
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno(), *inherited],
                 start_new_session=True,  # Ctrl-C goes to the launcher, which decides what it means for the job
             )
 

@@ -45,6 +45,7 @@ class ProcessGroup:
       logs: files for what the processes print; None to show it.
       budget: restarts that are left; the group takes from it.
       injector: of faults; None for none.
+      inherited: file descriptors that the processes have as well.
 
     Raises:
       OSError: the fork server cannot be started.
@@ -57,6 +58,7 @@ class ProcessGroup:
         logs: LogFiles | None,
         budget: RestartBudget,
         injector: FaultInjector | None = None,
+        inherited: Sequence[int] = (),
     ) -> None:
         self._processes = processes
         self._settings = settings
@@ -80,7 +82,11 @@ class ProcessGroup:
         self._mark = uuid.uuid4().hex
         self._logs = logs
         self._shows_output = logs is None or settings.tee
-        self._server = ForkServerClient(settings.preload, {_MARK: self._mark}, isolate=settings.isolate)
+        self._server = ForkServerClient(
+            settings.preload, {_MARK: self._mark}, isolate=settings.isolate, inherited=inherited
+        )
+        if injector:
+            injector.begin_attempt(self._say)
 
     @property
     def running(self) -> bool:

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import os
+import select
 import sys
 import time
 from collections.abc import Generator, Mapping, Sequence
@@ -24,6 +25,8 @@ from tf2dist.launch.signals import SignalPipe
 from tf2dist.system import atomic_files
 from tf2dist.system.environment_variables import STEP_FILE
 from tf2dist.system.step_file import StepFile
+
+_READ_SECONDS = 5.0  # to wait until somebody reads what was printed before
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -96,13 +99,15 @@ def supervise(processes: Sequence[Process], **settings: Any) -> Result:
     with contextlib.ExitStack() as stack:
         if logs:
             stack.enter_context(contextlib.closing(logs))
-        injector = None
+        injector, inherited = None, []
         if wanted.faults is not None:
-            injector, path = stack.enter_context(_faults(wanted.faults))
-            processes = [replace(process, env={**process.env, STEP_FILE: path}) for process in processes]
+            injector, fd = stack.enter_context(_faults(wanted.faults))
+            inherited = [fd]
+            env = {STEP_FILE: f"/proc/self/fd/{fd}"}
+            processes = [replace(process, env={**process.env, **env}) for process in processes]
         signals = stack.enter_context(SignalPipe())
         while True:
-            group = ProcessGroup(processes, wanted, logs, budget, injector)
+            group = ProcessGroup(processes, wanted, logs, budget, injector, inherited)
             if deadline is not None:
                 group.set_deadline(deadline, f"had not ended after {wanted.timeout:g} s")
             try:
@@ -110,6 +115,8 @@ def supervise(processes: Sequence[Process], **settings: Any) -> Result:
                     group.run_once(signals)
             finally:
                 group.close()
+            if injector:
+                injector.end_attempt(group.status)
             if group.was_preempted and budget.take_preemption():
                 left = budget.preemption
             elif group.may_be_restarted and budget.take_job():
@@ -125,22 +132,20 @@ def supervise(processes: Sequence[Process], **settings: Any) -> Result:
 
 
 @contextlib.contextmanager
-def _faults(plan: FaultPlan) -> Generator[tuple[FaultInjector, str]]:
-    """Yields what carries out a plan, and the path of the file where the job writes its steps for it."""
+def _faults(plan: FaultPlan) -> Generator[tuple[FaultInjector, int]]:
+    """Yields what carries out a plan, and the descriptor of the file where the job writes its steps for it."""
     fd = os.memfd_create("steps")  # which nothing leaves behind
-    path = f"/proc/{os.getpid()}/fd/{fd}"
-    with contextlib.closing(StepFile(path)) as steps:
-        try:
-            yield FaultInjector(plan, steps, _say), path
-        finally:
-            os.close(fd)
+    try:
+        with contextlib.closing(StepFile(f"/proc/self/fd/{fd}")) as steps:
+            yield FaultInjector(plan, steps), fd
+    finally:
+        os.close(fd)
 
 
 def _report_recovery(injector: FaultInjector, plan: FaultPlan, status: int) -> None:
     """Says how the job has come through its faults, and writes it to the plan's report."""
     seconds = injector.seconds
-    for line in injector.recovery.lines(status, seconds):
-        _say(f"chaos: {line}")
+    _say(*(f"chaos: {line}" for line in injector.recovery.lines(status, seconds)))
     if plan.report:
         report = json.dumps({"seed": plan.seed, **injector.recovery.report(status, seconds)}, indent=2)
         try:
@@ -150,6 +155,12 @@ def _report_recovery(injector: FaultInjector, plan: FaultPlan, status: int) -> N
             _say(f"--chaos_report={plan.report} cannot be written: {(error.strerror or str(error)).lower()}")
 
 
-def _say(text: str) -> None:
-    with contextlib.suppress(OSError):  # nobody reads it any more
-        print(f"launch: {text}", file=sys.stderr, flush=True)
+def _say(*lines: str) -> None:
+    """Prints lines, unless nobody reads them."""
+    poll = select.poll()
+    poll.register(2, select.POLLOUT)
+    for line in lines:
+        if not poll.poll(_READ_SECONDS * 1000):
+            return
+        with contextlib.suppress(OSError):
+            print(f"launch: {line}", file=sys.stderr, flush=True)

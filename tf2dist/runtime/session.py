@@ -26,9 +26,9 @@ from tf2dist.runtime.preemption import Preemption
 from tf2dist.runtime.process_exit import exit_now
 from tf2dist.runtime.server import fork_worker_0_server, serve_and_exit
 from tf2dist.runtime.stall_watch import StallWatch
+from tf2dist.runtime.step_report import StepReport
 from tf2dist.system import environment_variables
 from tf2dist.system.limited_call import call_for
-from tf2dist.system.step_file import StepFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -72,8 +72,7 @@ class Session(FailureReporter):
         self.strategy: tf.distribute.Strategy | None = None
         self._start_timeout = start_timeout
         self._monitor: LeaderMonitor | FollowerMonitor | None = None
-        self._step_file = _step_file() if leads else None
-        self._trainings = 0  # calls of fit
+        self._leads = leads
 
     @property
     def is_evaluator(self) -> bool:
@@ -115,12 +114,13 @@ class Session(FailureReporter):
 
     def begin_training(self) -> None:
         """Notes for the launcher that a call of `fit` begins."""
-        self._trainings += 1
+        if self._leads:
+            _step_report.begin()
 
     def report_steps(self, steps: int) -> None:
         """Tells the launcher, if it wants to know, how many steps of the call of `fit` are behind it."""
-        if self._step_file is not None:
-            self._step_file.write(self._trainings, steps)
+        if self._leads:
+            _step_report.report(steps)
 
     @contextlib.contextmanager
     def call(self) -> Generator[None]:
@@ -171,15 +171,8 @@ class Session(FailureReporter):
         self.at_exit(finish)
 
 
-def _step_file() -> StepFile | None:
-    path = os.environ.get(environment_variables.STEP_FILE)
-    try:
-        return StepFile(path) if path else None
-    except OSError:  # the launcher is gone, or this process runs elsewhere
-        return None
-
-
 _current = Session()
+_step_report = StepReport()  # of the process, whatever session it has
 
 
 def current() -> Session:

@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import os
 import struct
+from typing import NamedTuple
 
-_FORM = struct.Struct("<q")
-_CALL = 1 << 40  # more steps than a call of fit makes
+_FORM = struct.Struct("<3q")
+
+
+class Steps(NamedTuple):
+    """How far a process is.
+
+    Attributes:
+      earlier: steps of the calls of `fit` before the one under way.
+      call: the number of that one, counted from 1 in each process.
+      steps: those of that one.
+    """
+
+    earlier: int
+    call: int
+    steps: int
 
 
 class StepFile:
-    """Two numbers in a file of 8 bytes, so that no reader finds half of them: which call of `fit`, and its steps.
+    """`Steps`, written by one process and read by another one meanwhile.
 
     Args:
       path: of the file, which must be there.
@@ -22,14 +36,20 @@ class StepFile:
     def __init__(self, path: str) -> None:
         self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
-    def write(self, call: int, steps: int) -> None:
-        """Writes how many steps of a call, counted from 1 in each process, are behind it."""
-        os.pwrite(self._fd, _FORM.pack(call * _CALL + min(steps, _CALL - 1)), 0)
+    def write(self, steps: Steps) -> None:
+        """Writes them in the place of those before."""
+        os.pwrite(self._fd, _FORM.pack(*steps), 0)
 
-    def read(self) -> tuple[int, int] | None:
-        """Returns (call, steps) as they were written last; None before."""
+    def read(self) -> Steps | None:
+        """Returns them as they were written last; None where nothing was."""
         data = os.pread(self._fd, _FORM.size, 0)
-        return divmod(_FORM.unpack(data)[0], _CALL) if len(data) == _FORM.size else None
+        while data != (again := os.pread(self._fd, _FORM.size, 0)):  # half of it may have been from before
+            data = again
+        return Steps(*_FORM.unpack(data)) if len(data) == _FORM.size else None
+
+    def clear(self) -> None:
+        """Forgets what was written."""
+        os.ftruncate(self._fd, 0)
 
     def close(self) -> None:
         """Closes the file."""

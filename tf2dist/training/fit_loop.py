@@ -93,7 +93,7 @@ class TrainingLoop:
         )
         self._sums = MetricSums(self._step)  # of the epoch
         self._dropped_gradients: int | None = None  # in the epoch; None where none can be
-        self._first_step = 0  # the global step of the first epoch of this call
+        self._first_step = self._steps_of_call = 0  # the global step of its first epoch; how many it makes
         self._logged_steps = 0  # whose metric sums have come, in the part of the epoch that this call makes
 
     def run(
@@ -117,6 +117,7 @@ class TrainingLoop:
         """
         model, callbacks = self._model, self._callbacks
         self._first_step = first_epoch * self._steps_per_epoch
+        self._steps_of_call = max(epochs - first_epoch, 0) * self._steps_per_epoch
         start = self._begin(first_epoch, epochs)
         self._state.set_start(start.step)
         session.current().begin_training()
@@ -272,7 +273,7 @@ class TrainingLoop:
 
     def _report_steps(self, step: int) -> None:
         """Tells the launcher of the global step."""
-        session.current().report_steps(max(step - self._first_step, 0))
+        session.current().report_steps(min(max(step - self._first_step, 0), self._steps_of_call))
 
     def _save_and_end(self, place: PlaceInEpoch) -> NoReturn:
         """Ends the program, since the job was asked to stop; in all peers when the first one has saved."""

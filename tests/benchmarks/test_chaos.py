@@ -1,0 +1,51 @@
+"""`python -m benchmarks chaos`: what it takes for a training that has come through, and a training that has."""
+
+import json
+
+import numpy as np
+import pytest
+
+from benchmarks import chaos
+from tests.benchmarks.commands import run
+
+QUIET = {"updates": np.array(400), "weight 0": np.array([[1.0]])}
+FOUND = {"status": 0, "steps": 400, "faults": [{}]}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "found", "result", "why"),
+    [
+        ("one", {}, {}, ""),
+        ("ps", {}, {"weight 0": np.array([[400.0]])}, ""),
+        ("ps", {}, {"weight 0": np.array([[401.0]])}, "401 updates were applied, of 400"),
+        ("one", {}, {"weight 0": np.array([[1.0000001]])}, "other numbers: weight 0"),
+        ("one", {}, {"updates": np.array(401)}, "it made 401 updates, and said 400, of 400"),
+        ("one", {"steps": 399}, {}, "it made 400 updates, and said 399, of 400"),
+        ("one", {"faults": []}, {}, "it met 0 of 1 faults"),
+        ("one", {"status": 137}, {}, "it ended with status 137"),
+        ("one", {}, None, "it ended with status 0"),
+    ],
+)
+def test_what_has_come_through(strategy, found, result, why):
+    result = None if result is None else QUIET | result
+    assert chaos._wrong(strategy, FOUND | found, result, QUIET, 1) == why
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_peer_that_is_killed(tmp_path):
+    report = tmp_path / "report.json"
+    done = run("chaos", "--moments=1", "--strategies=multiworker", "--kinds=kill", f"--report={report}")
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 2 + 2
+    figures = json.loads(report.read_text())
+    assert list(figures) == ["multiworker worker-0 kill", "multiworker worker-1 kill"]
+    for found in figures.values():
+        assert found["tried"] == found["right"] == 1
+        assert 0 < found["goodput"][0] < 1
+
+
+@pytest.mark.parametrize("option", ["--moments=0", "--strategies=ps,all", "--kinds=burn"])
+def test_wrong_options(option):
+    done = run("chaos", option)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)

@@ -1,0 +1,39 @@
+"""How many steps this process's calls of `fit` have made, for the launcher that has started it and wants to know."""
+
+# pyright: strict
+
+from __future__ import annotations
+
+import os
+
+from tf2dist.system.environment_variables import STEP_FILE
+from tf2dist.system.step_file import StepFile, Steps
+
+
+class StepReport:
+    """Counts the calls of `fit` in a process, and writes the steps of the one under way to the launcher's file.
+
+    It is opened by the first call: the module may have been imported before the process got its environment.
+    """
+
+    def __init__(self) -> None:
+        self._file: StepFile | None = None
+        self._earlier = self._call = self._steps = 0
+
+    def begin(self) -> None:
+        """Notes that a call of `fit` begins."""
+        self._earlier += self._steps
+        self._call += 1
+        self._steps = 0
+        path = os.environ.get(STEP_FILE)
+        if path and self._file is None:
+            try:
+                self._file = StepFile(path)
+            except OSError:  # this process is not the launcher's own, but one that a program of it has started
+                os.environ.pop(STEP_FILE)
+
+    def report(self, steps: int) -> None:
+        """Writes how many steps of the call are behind it; never fewer than before."""
+        self._steps = max(self._steps, steps)
+        if self._file is not None:
+            self._file.write(Steps(self._earlier, self._call, self._steps))
