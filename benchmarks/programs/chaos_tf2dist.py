@@ -13,8 +13,9 @@ import tf2dist
 
 STEPS_PER_EPOCH = 40
 STEPS_PER_EXECUTION = 4
+CHECKPOINT_STEPS = 40
 _BATCH = 16
-_PAUSE = 0.08  # seconds after each execution: steps as short as these would be over before anything can happen
+_PAUSE = 0.02  # seconds after each execution: steps as short as these would be over before anything can happen
 
 
 def main(name: str, out: pathlib.Path, steps: int) -> None:
@@ -51,7 +52,7 @@ def main(name: str, out: pathlib.Path, steps: int) -> None:
         epochs=steps // STEPS_PER_EPOCH,
         steps_per_execution=STEPS_PER_EXECUTION,
         parameter_server=tf2dist.ParameterServer("sync" if name == "ps-sync" else "async"),
-        callbacks=[Pause(), tf2dist.Checkpoint(out / "checkpoints", every_steps=2 * STEPS_PER_EXECUTION)],
+        callbacks=[Pause(), tf2dist.Checkpoint(out / "checkpoints", every_steps=CHECKPOINT_STEPS)],
         verbose=0,
     )
     if name != "multiworker" or strategy.cluster_resolver.task_id == 0:

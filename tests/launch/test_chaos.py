@@ -336,7 +336,7 @@ def test_a_fault_waits_for_one_that_another_holds(steps, sleepers):
     chaos = injector("stop:worker-0@0s+5s,kill:worker-0@1s", steps, sleepers, clock)
     for clock.now in (0.0, 1.0, 4.9):
         chaos.tick()
-    assert sleepers["worker 0"].poll() is None
+    assert len(chaos.recovery.effects) == 1
     clock.now = 5.1
     chaos.tick()
     assert sleepers["worker 0"].wait(30) == -signal.SIGKILL
@@ -437,6 +437,12 @@ def test_a_job_that_is_killed_says_so(run, tmp_path):
     found = json.loads(report.read_text())
     assert (found["status"], found["steps"], len(found["faults"])) == (137, 0, 1)
     assert found["faults"][0]["recovery_seconds"] is None
+
+
+def test_a_task_that_has_ended_is_no_target(run):
+    status, _, error = run("time.sleep(3 if me == 'worker 0' else 0)", "--workers=2", "--chaos=kill:worker-1@1.5s")
+    assert status == 0
+    assert "chaos: kill" not in error
 
 
 def test_a_job_that_ends_while_a_worker_is_stopped(run):
