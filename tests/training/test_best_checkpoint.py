@@ -264,3 +264,15 @@ def test_what_cannot_be_loaded(tf, tmp_path):
     (path / "model.weights.h5").write_bytes(b"")
     with pytest.raises(CheckpointError, match=r"is damaged: model\.weights\.h5 is not what was written"):
         tf2dist.load_checkpoint(fresh, path)
+
+
+def test_a_best_that_was_to_be_replaced_is_put_back(tf, tmp_path):
+    """Of a job that was killed between two renames of a best checkpoint of the same step."""
+    strategy = tf.distribute.get_strategy()
+    fitted(strategy, tmp_path, [1.0])
+    best, _ = find_best(str(tmp_path), "val_loss")
+    os.rename(best, tmp_path / f".{os.path.basename(best)}.replaced")
+    assert find_best(str(tmp_path), "val_loss") is None
+    fitted(strategy, tmp_path, [1.0, 2.0])
+    assert find_best(str(tmp_path), "val_loss") == (best, 1.0)
+    assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]

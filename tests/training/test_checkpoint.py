@@ -254,6 +254,28 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_is_used(tf, tmp_path, c
     assert _names(tmp_path) == [f"checkpoint-{n * STEPS}" for n in (1, 2)]
 
 
+@pytest.mark.parametrize("place", [0.3, 0.6, 0.95])
+def test_one_byte_anywhere_in_a_large_file(tf, tmp_path, place):
+    """Of weights of some megabytes, which are compared as a whole."""
+
+    def train(epochs):
+        model = keras.Sequential([keras.Input((900,)), keras.layers.Dense(1000)])
+        model.compile("sgd", "mse")
+        x, y = np.ones([4, 900], "float32"), np.zeros([4, 1000], "float32")
+        callback = tf2dist.Checkpoint(tmp_path, every_steps=1)
+        return tf2dist.fit(model, x, y, batch_size=4, epochs=epochs, callbacks=[callback], verbose=0)
+
+    train(2)
+    path = os.path.join(list_checkpoints(tmp_path)[-1], "model.weights.h5")
+    assert os.path.getsize(path) > 3_000_000
+    with open(path, "r+b") as file:
+        file.seek(int(place * os.path.getsize(path)))
+        byte = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte[0] ^ 1]))
+    assert train(2).epoch == [0, 1]  # the first one's end had not come when the checkpoint before was written
+
+
 @pytest.mark.parametrize("keep", sampled([1, 2], (), [1]))
 def test_a_damaged_checkpoint_is_none_of_those_that_are_kept(tf, tmp_path, keep):
     """It is of a later step than those that are written next, and they stay; one that is killed goes on from them."""
