@@ -44,6 +44,30 @@ def test_our_scope_does_not_wait(tf, monkeypatch):
     assert int(tf.constant(1) + 1) == 2
 
 
+def test_an_error_of_what_was_under_way_ends_with_its_thread(tf, monkeypatch):
+    """As of a server that is lost; Python would print it, and the executor would stay."""
+    from tensorflow.python import pywrap_tfe
+    from tensorflow.python.eager.executor import Executor
+
+    from tf2dist.compat import executor_per_thread
+
+    events = []
+
+    def wait(executor):
+        events.append("wait")
+        if "clear" not in events:
+            raise tf.errors.UnavailableError(None, None, "the server is gone")
+
+    own = executor_per_thread._Own()
+    delete = pywrap_tfe.TFE_DeleteExecutor
+    with monkeypatch.context() as patch:
+        patch.setattr(Executor, "wait", wait)
+        patch.setattr(Executor, "clear_error", lambda executor: events.append("clear"))
+        patch.setattr(pywrap_tfe, "TFE_DeleteExecutor", lambda handle: (events.append("delete"), delete(handle)))
+        del own
+    assert events == ["wait", "clear", "wait", "delete"]
+
+
 def test_a_forked_process_does_not_wait_for_what_other_threads_have_begun(tf, monkeypatch):
     """What they have begun ends in the parent only: the worker processes of a `PyDataset` waited for ever."""
     from tensorflow.python import pywrap_tfe

@@ -48,7 +48,10 @@ def test_no_fault():
         ("kill", "is no fault"),
         ("kill:worker-1", "is no fault"),
         ("burn:worker-1@10s", "'burn' is none of kill, term, stop, slow"),
-        ("kill:worker-2@10s", "the job has no task 'worker-2'; it has chief-0, worker-0, worker-1, ps-0; or `any`"),
+        (
+            "kill:worker-2@10s",
+            "the job has no task 'worker-2'; it has chief-0, worker-0, worker-1, ps-0; or say a job, as worker, or any",
+        ),
         ("kill:worker-1@10s+5s", "kill takes no time"),
         ("kill:worker-1@soon", "'soon' is no moment"),
         ("kill:worker-1@10", "'10' is no moment"),
@@ -87,7 +90,7 @@ def seen(*events):
             recovery.end_attempt(event)
             recovery.begin_attempt()
         elif isinstance(event[1], str):
-            recovery.fault(*event, "worker 1")
+            recovery.fault(event[0], Fault(Kind(event[1]), "worker 1"), "worker 1")
         else:
             earlier[event[1]] = event[2]
             before = sum(steps for call, steps in earlier.items() if call < event[1])
@@ -104,6 +107,18 @@ def test_steps_that_go_on():
     recovery = seen((1.0, 1, 10), (2.0, 1, 20), (2.5, "stop"), (2.6, 1, 24), (4.0, 1, 28), (5.0, 1, 32))
     assert outcomes(recovery) == [(20, 1.5, 0)]
     assert recovery.reached == 32
+
+
+def test_an_execution_that_a_fault_has_held_up():
+    """It was under way, and takes longer than the one before."""
+    recovery = seen((1.0, 1, 10), (2.0, 1, 20), (2.5, "stop"), (5.6, 1, 24), (6.0, 1, 28))
+    assert outcomes(recovery) == [(20, pytest.approx(3.1), 0)]
+
+
+def test_a_job_that_is_ended_before_it_has_recovered():
+    recovery = seen((1.0, 1, 10), (2.0, 1, 20), (2.5, "stop"), (2.9, 1, 24), 130)
+    assert outcomes(recovery) == [(20, None, 0)]
+    assert recovery.lines(130, 4.0)[0] == "stop worker 1 at 2.5 s and step 20: the job ended before it had recovered"
 
 
 def test_a_fault_in_the_last_execution():
@@ -124,7 +139,17 @@ def test_a_job_that_has_saved():
 
 def test_the_last_fault_ends_an_attempt():
     """The first one the job had come through; and it fails once without a fault."""
-    events = (1.0, 1, 20), (2.0, "stop"), (2.1, 1, 24), (3.0, 1, 28), (4.0, "kill"), 137, (6.0, 1, 16), (7.0, 1, 32)
+    events = (
+        (0.5, 1, 16),
+        (1.0, 1, 20),
+        (2.0, "stop"),
+        (2.1, 1, 24),
+        (3.0, 1, 28),
+        (4.0, "kill"),
+        137,
+        (6.0, 1, 16),
+        (7.0, 1, 32),
+    )
     assert outcomes(seen(*events)) == [(20, 1.0, 0), (28, 3.0, 12)]
     assert outcomes(seen(*events, 1, (9.0, 1, 0), (10.0, 1, 40))) == [(20, 1.0, 0), (28, 3.0, 12)]
 
@@ -149,7 +174,7 @@ def test_calls_that_are_over_between_two_looks():
     recovery.observe(1.0, Steps(0, 1, 10))
     recovery.observe(1.1, Steps(60, 4, 7))
     assert recovery.reached == 67
-    recovery.fault(1.2, "kill", "worker 1")
+    recovery.fault(1.2, Fault(Kind.KILL, "worker 1"), "worker 1")
     recovery.end_attempt(137)
     recovery.begin_attempt()
     recovery.observe(2.0, Steps(60, 4, 4))
@@ -437,12 +462,15 @@ def test_a_job_that_is_killed_says_so(run, tmp_path):
     found = json.loads(report.read_text())
     assert (found["status"], found["steps"], len(found["faults"])) == (137, 0, 1)
     assert found["faults"][0]["recovery_seconds"] is None
+    assert found["faults"][0]["fault"] == "kill:worker-1@0.5s"
+    assert found["never_came"] == []
 
 
 def test_a_task_that_has_ended_is_no_target(run):
     status, _, error = run("time.sleep(3 if me == 'worker 0' else 0)", "--workers=2", "--chaos=kill:worker-1@1.5s")
     assert status == 0
-    assert "chaos: kill" not in error
+    assert "chaos: kill worker 1" not in error
+    assert "launch: chaos: kill:worker-1@1.5s never came\n" in error
 
 
 def test_a_job_that_ends_while_a_worker_is_stopped(run):

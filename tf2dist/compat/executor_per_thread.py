@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import context, executor
+from tensorflow.python.framework import errors
 
 _here = threading.local()
 
@@ -42,7 +43,8 @@ class _Own(executor.Executor):
     """A synchronous executor that waits for what was begun in it only in the process that made it.
 
     A forked process frees the executors of its parent's other threads before it runs any code of its own, and what
-    they had begun does not end there.
+    they had begun does not end there. An error of what was under way at a server that is lost ends with it, too: nobody
+    could catch it here, and Python would print it.
     """
 
     __slots__ = ["_made_in"]
@@ -52,7 +54,12 @@ class _Own(executor.Executor):
         self._made_in = os.getpid()
 
     def __del__(self) -> None:
-        if os.getpid() == self._made_in:
+        if os.getpid() != self._made_in:
+            return
+        try:
+            super().__del__()
+        except errors.OpError:
+            self.clear_error()
             super().__del__()
 
 

@@ -126,6 +126,12 @@ class FaultInjector:
                 self._signal(name, signal.SIGCONT)
             self.ended(name)
 
+    @property
+    def never_came(self) -> list[str]:
+        """The faults that have not come, as the user has written them."""
+        met = {id(effect.fault) for effect in self.recovery.effects}
+        return [pending.fault.text for pending in self._pending if id(pending.fault) not in met]
+
     def tick(self) -> None:
         """Does what is due. To be called every `INTERVAL` seconds."""
         now = self.seconds
@@ -156,7 +162,7 @@ class FaultInjector:
     def _carry_out(self, fault: Fault, name: str, now: float) -> None:
         duration = f" for {fault.duration:g} s" if fault.kind in (Kind.STOP, Kind.SLOW) else ""
         self._say(f"chaos: {fault.kind} {name}{duration}, at {now:.1f} s and step {self.recovery.reached}")
-        self.recovery.fault(now, fault.kind, name)
+        self.recovery.fault(now, fault, name)
         if fault.kind in (Kind.STOP, Kind.SLOW):
             self._held[name] = _Held(fault.kind, now, now + fault.duration)
             self._hold(name, self._held[name], now)
@@ -173,6 +179,7 @@ class FaultInjector:
             self._signal(name, signal.SIGSTOP if stops else signal.SIGCONT)
         if over:
             self._held.pop(name, None)
+            self._say(f"chaos: {name} runs again as before, at {now:.1f} s and step {self.recovery.reached}")
 
     def _signal(self, name: str, signum: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):  # it has ended, of which we are told next

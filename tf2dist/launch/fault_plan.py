@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import enum
 import os
 import re
@@ -42,6 +43,7 @@ class Fault:
       steps: of training, of which the job has made so many, a number from the first to the last.
       every: the fault comes again after so many seconds each time, as long as the job runs; `seconds` is the first.
       duration: seconds; of STOP and SLOW.
+      text: as the user has written it.
     """
 
     kind: Kind
@@ -50,6 +52,7 @@ class Fault:
     steps: tuple[int, int] | None = None
     every: float | None = None
     duration: float = 10.0
+    text: str = dataclasses.field(default="", compare=False)
 
 
 @dataclass(frozen=True)
@@ -132,14 +135,16 @@ def _parse_one(text: str, names: Sequence[str]) -> Fault:
     jobs = {name.partition(" ")[0] for name in names}
     if task not in {*names, *jobs, ANY}:
         known = ", ".join([name.replace(" ", "-") for name in names[:8]] + ["..."] * (len(names) > 8))
-        raise UsageError(f"--chaos: {text!r}: the job has no task {match['task']!r}; it has {known}; or `any`")
+        raise UsageError(
+            f"--chaos: {text!r}: the job has no task {match['task']!r}; it has {known}; or say a job, as worker, or any"
+        )
     if match["duration"] and kind in (Kind.KILL, Kind.TERM):
         raise UsageError(f"--chaos: {text!r}: {kind} takes no time; only stop and slow do")
     duration = float(match["duration"] or Fault.duration)
     if steps := _STEPS.fullmatch(match["when"]):
         last = int(steps["last"])
         first = int(steps["first"]) if steps["first"] else last
-        return Fault(kind, task, steps=_in_order(text, first, last), duration=duration)
+        return Fault(kind, task, steps=_in_order(text, first, last), duration=duration, text=text)
     if seconds := _SECONDS.fullmatch(match["when"]):
         last = float(seconds["last"])
         first = float(seconds["first"]) if seconds["first"] else last
@@ -150,7 +155,7 @@ def _parse_one(text: str, names: Sequence[str]) -> Fault:
             raise UsageError(
                 f"--chaos: {text!r}: it lasts {duration:g} s, and would come again before that; add +{every / 2:g}s"
             )
-        return Fault(kind, task, seconds=_in_order(text, first, last), every=every, duration=duration)
+        return Fault(kind, task, seconds=_in_order(text, first, last), every=every, duration=duration, text=text)
     raise UsageError(
         f"--chaos: {text!r}: {match['when']!r} is no moment; write 10s, 10..60s, every30s, step500 or step100..900"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from tf2dist.launch.fault_plan import Fault
 from tf2dist.system.step_file import Steps
 
 _LEAST_SECONDS, _LEAST_OBSERVATIONS = 2.0, 3  # before the first fault, to know how fast the job is without
@@ -15,19 +16,22 @@ class FaultEffect:
     """What came of a fault.
 
     Attributes:
-      kind, task: of the fault.
+      fault: what was to come.
+      task: the process that it was done to.
       seconds: when, since the job began.
       step: how many steps the job had made.
       recovery_seconds: until it had made more than that; None if it never has.
       lost_steps: that were made again.
+      interval: seconds between the last two times before that it said something of its steps.
       goal: recovered is a job with more steps than these.
-      told: when the job first said so; it may say so of an execution that was over, or nearly, when the fault came.
+      told: when the job first said so, if that was of an execution that was under way when the fault came.
     """
 
-    kind: str
+    fault: Fault
     task: str
     seconds: float
     step: int
+    interval: float
     goal: int
     recovery_seconds: float | None = None
     lost_steps: int = 0
@@ -40,9 +44,10 @@ class Recovery:
     Steps count from the first call of `fit`, and on over further ones. A job that is started again, another *attempt*,
     makes the same calls from the first one on, and goes on in each from a checkpoint or from its beginning.
 
-    A job has recovered from a fault when it says for the second time that it has made more steps: the first time may be
-    of an execution that had begun before. The last fault of an attempt that ends is taken for what has ended it: from
-    that one the job has recovered when the next attempt has made more steps, and what is made again was lost by it.
+    A job has recovered from a fault when it says that it has made more steps; or the second time, if it says so the
+    first time as soon as without a fault, of an execution that had begun before. The last fault of an attempt that ends
+    is taken for what has ended it: from that one the job has recovered when the next attempt has made more steps, and
+    what is made again was lost by it.
 
     Attributes:
       steps: how many this attempt has made, and those that were kept before; None before it has said so.
@@ -103,14 +108,15 @@ class Recovery:
         self.reached = self.steps
         for number, effect in enumerate(self.effects):
             if effect.recovery_seconds is None and self.steps > effect.goal:
-                if effect.told is not None or number < self._earlier:
+                late = now - effect.seconds > effect.interval
+                if late or effect.told is not None or number < self._earlier:
                     effect.recovery_seconds = now - effect.seconds
                 effect.told = effect.told or now
         self._note_rate(now, self.steps)
 
-    def fault(self, now: float, kind: str, task: str) -> None:
-        """Notes that a fault comes now."""
-        self.effects.append(FaultEffect(kind, task, now, self.reached, self.reached))
+    def fault(self, now: float, fault: Fault, task: str) -> None:
+        """Notes that a fault comes now, to this process."""
+        self.effects.append(FaultEffect(fault, task, now, self.reached, self.interval, self.reached))
 
     def _note_rate(self, now: float, steps: int) -> None:
         if self._seen_at is not None:
@@ -148,8 +154,11 @@ class Recovery:
         rate = self.quiet_rate
         if not self.effects or self._first is None or not rate:
             return None
-        span = (seconds if status else self._last[0]) - self._first[0]
-        return max(self._last[1] - self._first[1], 0) / (rate * span)
+        return max(self._last[1] - self._first[1], 0) / (rate * self.goodput_seconds(status, seconds))
+
+    def goodput_seconds(self, status: int, seconds: float) -> float:
+        """The time of the goodput, of which the arguments are the same."""
+        return (seconds if status else self._last[0]) - (self._first[0] if self._first else 0.0)
 
     def report(self, status: int, seconds: float) -> dict[str, Any]:
         """Returns all of it, with the status and the seconds of the job."""
@@ -157,11 +166,14 @@ class Recovery:
             "status": status,
             "seconds": round(seconds, 2),
             "steps": self.reached,
+            "steps_of_earlier_jobs": self._origin or 0,
             "quiet_steps_per_second": _rounded(self.quiet_rate),
             "goodput": _rounded(self.goodput(status, seconds)),
+            "goodput_seconds": _rounded(self.goodput_seconds(status, seconds)),
             "faults": [
                 {
-                    "kind": effect.kind,
+                    "fault": effect.fault.text,
+                    "kind": effect.fault.kind,
                     "task": effect.task,
                     "seconds": round(effect.seconds, 2),
                     "step": effect.step,
@@ -172,13 +184,23 @@ class Recovery:
             ],
         }
 
+    def _outcome(self, effect: FaultEffect) -> str:
+        lost = f"{_counted(effect.lost_steps, 'step')} lost"
+        if effect.recovery_seconds is not None:
+            return f"the next step {effect.recovery_seconds:.1f} s later, {lost}"
+        none = "the job ended before it had recovered" if self.reached > effect.step else "no step after it"
+        return f"{none}, {lost}" if effect.lost_steps else none
+
     def lines(self, status: int, seconds: float) -> list[str]:
         """Returns the same in lines."""
         lines = [
-            f"{effect.kind} {effect.task} at {effect.seconds:.1f} s and step {effect.step}: {_outcome(effect)}"
+            f"{effect.fault.kind} {effect.task} at {effect.seconds:.1f} s and step {effect.step}: "
+            + self._outcome(effect)
             for effect in self.effects
         ]
-        lines.append(f"the job ended with status {status} after {self.reached} steps and {seconds:.1f} s")
+        earlier = f", {self._origin} of them by an earlier job," if self._origin else ""
+        made = _counted(self.reached, "step")
+        lines.append(f"the job ended with status {status} after {made}{earlier} and {seconds:.1f} s")
         goodput, rate = self.goodput(status, seconds), self.quiet_rate
         if goodput is not None and rate is not None:
             lines[-1] += f"; goodput {goodput:.2f} (of {rate:.1f} steps/s before the first fault)"
@@ -187,11 +209,8 @@ class Recovery:
         return lines
 
 
-def _outcome(effect: FaultEffect) -> str:
-    lost = f"{effect.lost_steps} step{'s' * (effect.lost_steps != 1)} lost"
-    if effect.recovery_seconds is None:
-        return f"no step after it, {lost}" if effect.lost_steps else "no step after it"
-    return f"the next step {effect.recovery_seconds:.1f} s later, {lost}"
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def _rounded(number: float | None) -> float | None:

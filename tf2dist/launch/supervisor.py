@@ -145,9 +145,13 @@ def _faults(plan: FaultPlan) -> Generator[tuple[FaultInjector, int]]:
 def _report_recovery(injector: FaultInjector, plan: FaultPlan, status: int) -> None:
     """Says how the job has come through its faults, and writes it to the plan's report."""
     seconds = injector.seconds
-    _say(*(f"chaos: {line}" for line in injector.recovery.lines(status, seconds)))
+    lines = injector.recovery.lines(status, seconds)
+    _say(*(f"chaos: {line}" for line in [*(f"{text} never came" for text in injector.never_came), *lines]))
     if plan.report:
-        report = json.dumps({"seed": plan.seed, **injector.recovery.report(status, seconds)}, indent=2)
+        report = json.dumps(
+            {"seed": plan.seed, **injector.recovery.report(status, seconds), "never_came": injector.never_came},
+            indent=2,
+        )
         try:
             with atomic_files.replacing(plan.report) as (part,), open(part, "w") as file:
                 file.write(report + "\n")
