@@ -125,3 +125,17 @@ def test_a_whole_batch_on_one_of_several_devices(tf):
     alone.layers[-1].activity_regularizer = keras.regularizers.L2(0.1)
     alone.set_weights(model.get_weights())
     assert logs == pytest.approx(alone.evaluate(x, y, batch_size=len(x), verbose=0, return_dict=True), rel=1e-5)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_metrics_of_peers_add_up_to_those_of_the_job(tf, step, monkeypatch, rank):
+    """What is read of a metric is the sum over the peers: the first one has all of it, the others nothing."""
+    from tf2dist.runtime import collectives
+
+    x, y = data()
+    sums = [s.numpy() for s in tf.function(lambda: step.evaluate((x, y)), autograph=False)()]
+    monkeypatch.setattr(collectives, "peers", lambda strategy: (2, rank))
+    step.set_metrics(sums, tf.distribute.get_strategy())
+    values = [float(np.sum(variable)) for metric in step.model.metrics for variable in metric.variables]
+    assert len(values) > 2
+    assert all(values) if rank == 0 else not any(values)

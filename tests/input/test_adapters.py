@@ -9,7 +9,7 @@ import pytest
 from tests.conftest import sampled
 from tf2dist import Examples
 from tf2dist.input.batch_slicing import ReplicaSlices, one_slice_an_element, slice_bounds
-from tf2dist.input.dataset_adapter import DatasetAdapter
+from tf2dist.input.dataset_adapter import DatasetAdapter, slice_of
 from tf2dist.input.make_adapter import make_data_adapter
 
 ROWS, BATCH = 103, 10
@@ -389,3 +389,12 @@ def test_counting_batches_leaves_the_order_as_it_is(tf, kind):
     counted = DatasetAdapter(make())
     assert counted.steps == -(-ROWS // BATCH)
     assert passes(counted.dataset) == passes(make())
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_slice_weighs_as_much_as_its_first_part(tf, rank):
+    """Other parts may have other numbers of rows, as unlabelled examples beside labelled ones."""
+    batch = {"labelled": np.arange(5), "unlabelled": np.arange(8)}
+    slices, weight = slice_of(batch, rank, 2)
+    assert [len(slices["labelled"]), len(slices["unlabelled"])] == [[2, 4], [3, 4]][rank]
+    assert float(weight) == pytest.approx([0.4, 0.6][rank])
