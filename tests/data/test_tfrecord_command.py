@@ -16,9 +16,13 @@ from tf2dist.system import files
 def handlers():
     """`main` answers signals for its whole process, which here is pytest's."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    # A session that a test before has left here has a thread that hears of each signal, and may look only when that
+    # session's handler is in its place again: it would then end this process.
+    wakeup = signal.set_wakeup_fd(-1)
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
+    signal.set_wakeup_fd(wakeup)
 
 
 @pytest.mark.slow
