@@ -3,7 +3,6 @@
 import json
 import os
 import pathlib
-import re
 import signal
 import subprocess
 import sys
@@ -559,7 +558,7 @@ def test_a_training_comes_through(tmp_path, case):
         [
             *(sys.executable, "-m", "launch", "local", *options, f"--chaos={fault}", f"--chaos_report={report}", "--"),
             *("trainers.mnist", "--dataset=digits", f"--strategy={'ps' if 'ps' in case else case}", "--epochs=50"),
-            *(f"--logdir={tmp_path / 'log'}", f"--report={of_job}"),
+            f"--report={of_job}",
         ],
         capture_output=True, text=True, timeout=280, check=False, env=os.environ,
     )  # fmt: skip
@@ -570,9 +569,7 @@ def test_a_training_comes_through(tmp_path, case):
     assert 100 <= effect["step"] <= 600
     assert effect["recovery_seconds"] > 0
     assert done.stderr.count("the job is started again") == restarts
-    again = [int(step) for step in re.findall(r"went on from a checkpoint of step (\d+)", done.stdout)]
-    assert len(again) == restarts
-    if restarts:
-        assert 0 <= effect["step"] - again[0] <= effect["lost_steps"]
+    if restarts:  # without a checkpoint all is made again, what was under way when the fault came as well
+        assert effect["step"] <= effect["lost_steps"] <= effect["step"] + 100
     else:
         assert effect["lost_steps"] == 0
