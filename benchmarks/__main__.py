@@ -23,7 +23,7 @@ import benchmarks
 from benchmarks import before, chaos, checkpoint, scale
 from tf2dist.errors import UsageError
 from tf2dist.system.commands import Parser
-from trainers.common.output_files import check_writable, write_text
+from tf2dist.system.output_files import check_writable, write_text
 
 
 def main(argv: list[str]) -> int:

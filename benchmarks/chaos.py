@@ -23,7 +23,7 @@ import numpy as np
 from benchmarks import programs
 from benchmarks.programs.chaos_tf2dist import STEPS_PER_EPOCH
 from tf2dist.errors import UsageError
-from trainers.common.output_files import write_text
+from tf2dist.system.output_files import write_text
 
 _KINDS = {"kill": "", "term": "", "stop": "+2s"}
 _FAULTS = 4  # of one job, each in its own part of the training

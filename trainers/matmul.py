@@ -16,9 +16,9 @@ from absl import flags
 
 from tf2dist.errors import UsageError
 from tf2dist.runtime import placement
-from tf2dist.system import files
+from tf2dist.system import files, output_files
 from tf2dist.system.atomic_files import replacing
-from trainers.common import main, output_files
+from trainers.common import flag_requirements, main
 
 _DEVICE = flags.DEFINE_string("device", None, "cpu, gpu, gpu:1, ...; the CPU and every GPU if not given.")
 _SIZES = flags.DEFINE_list("sizes", ["1500"], "Rows and columns of A.")
@@ -58,7 +58,7 @@ def prepare(shared):
     if _CHART.value:
         if not _CHART.value.endswith((".png", ".svg", ".pdf")):
             raise UsageError(f"--chart={_CHART.value} must end in .png, .svg or .pdf")
-        output_files.check_installed(f"--chart={_CHART.value}", "matplotlib")
+        flag_requirements.check_installed(f"--chart={_CHART.value}", "matplotlib")
         output_files.check_writable(f"--chart={_CHART.value}", _CHART.value)
 
 

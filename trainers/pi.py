@@ -11,7 +11,8 @@ import time
 from absl import flags
 
 from tf2dist.errors import UsageError
-from trainers.common import main, output_files
+from tf2dist.system import output_files
+from trainers.common import flag_requirements, main
 
 _MAX_SAMPLES = 10**15
 _SAMPLES = flags.DEFINE_string("samples", None, "Random points in all, as 1e10; 1e9 if not given.")
@@ -135,7 +136,7 @@ def _estimate(inside: int, samples: int) -> tuple[float, float]:
 def _check_chart(path: str) -> None:
     if not path.endswith(".png"):
         raise UsageError(f"--chart={path} must end in .png")
-    output_files.check_installed(f"--chart={path}", "matplotlib")
+    flag_requirements.check_installed(f"--chart={path}", "matplotlib")
     output_files.check_writable(f"--chart={path}", path)
 
 

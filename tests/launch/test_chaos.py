@@ -519,7 +519,7 @@ def test_output_that_nobody_reads_holds_up_no_fault(start):
 def test_a_report_that_cannot_be_written(run):
     status, _, error = run("pass", "--chaos=none", "--chaos_report=/nowhere/report.json")
     assert (status, error.count("\n")) == (2, 1)
-    assert "--chaos_report=/nowhere/report.json cannot be written: there is no directory /nowhere" in error
+    assert "--chaos_report=/nowhere/report.json cannot be written: no such file or directory (/nowhere)" in error
 
 
 FIT = """

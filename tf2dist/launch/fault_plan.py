@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import enum
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from tf2dist.errors import UsageError
-from tf2dist.system.files import is_url
+from tf2dist.system.output_files import check_writable
 
 ANY = "any"
 _Number = TypeVar("_Number", int, float)
@@ -97,19 +96,8 @@ def from_options(options: argparse.Namespace, names: Sequence[str]) -> FaultPlan
                 raise UsageError(f"--{name} is for --chaos, which is not given")
         return None
     if options.chaos_report is not None:
-        _check_report(options.chaos_report)
+        check_writable(f"--chaos_report={options.chaos_report}", options.chaos_report, takes_special=True)
     return FaultPlan(parse(options.chaos, names), options.chaos_seed or 0, options.chaos_report)
-
-
-def _check_report(path: str) -> None:
-    if is_url(path):
-        return
-    folder = os.path.dirname(os.path.abspath(path))
-    why = "it is a directory" if os.path.isdir(path) else ""
-    why = why or ("" if os.path.isdir(folder) else f"there is no directory {folder}")
-    why = why or ("" if os.access(folder, os.W_OK) else f"{folder} is not writable")
-    if why:
-        raise UsageError(f"--chaos_report={path} cannot be written: {why}")
 
 
 def parse(text: str, names: Sequence[str]) -> tuple[Fault, ...]:

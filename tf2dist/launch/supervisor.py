@@ -22,8 +22,8 @@ from tf2dist.launch.process_group import ProcessGroup
 from tf2dist.launch.process_group_settings import Settings
 from tf2dist.launch.restarts import PREEMPTIONS, RestartBudget
 from tf2dist.launch.signals import SignalPipe
-from tf2dist.system import atomic_files
 from tf2dist.system.environment_variables import STEP_FILE
+from tf2dist.system.output_files import write_text
 from tf2dist.system.step_file import StepFile
 
 _READ_SECONDS = 5.0  # to wait until somebody reads what was printed before
@@ -153,8 +153,7 @@ def _report_recovery(injector: FaultInjector, plan: FaultPlan, status: int) -> N
             indent=2,
         )
         try:
-            with atomic_files.replacing(plan.report) as (part,), open(part, "w") as file:
-                file.write(report + "\n")
+            write_text(plan.report, report + "\n")
         except OSError as error:
             _say(f"--chaos_report={plan.report} cannot be written: {(error.strerror or str(error)).lower()}")
 

@@ -18,7 +18,7 @@ from tf2dist.data.errors import DataError
 from tf2dist.errors import UsageError
 from tf2dist.runtime import logging_setup, placement
 from tf2dist.system import environment_variables, files, linux
-from trainers.common import exit_status, output_files, report
+from trainers.common import exit_status, flag_requirements, report
 from trainers.common.shared_flags import SharedFlags, read
 
 
@@ -110,7 +110,7 @@ def _run(train, prepare, has_strategy, cluster, positional) -> int:
     _parse_flags(positional)
     shared = read(has_strategy=has_strategy, cluster=cluster())
     if shared.leads:
-        output_files.check_shared_outputs(shared)
+        flag_requirements.check_shared_outputs(shared)
     if shared.needs_local_cluster:
         return _run_local_cluster(shared, prepare(shared))
     prepared = None

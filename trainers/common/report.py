@@ -6,7 +6,7 @@ import json
 import os
 import sys
 
-from trainers.common.output_files import write_text
+from tf2dist.system.output_files import write_text
 from trainers.common.shared_flags import SharedFlags
 
 

@@ -7,8 +7,8 @@ from absl import flags
 
 from tf2dist.data.errors import DataError
 from tf2dist.errors import UsageError
-from tf2dist.system import files
-from trainers.common import main, output_files
+from tf2dist.system import files, output_files
+from trainers.common import flag_requirements, main
 from trainers.life import (
     animation,
     classic_patterns,
@@ -171,7 +171,7 @@ def _check_outputs(shared, scale: picture.Scale) -> None:
     needs += [(_ENGINE.value == "numpy_function", "--engine=numpy_function", "scipy")]
     for wanted, flag, module in needs:
         if wanted:
-            output_files.check_installed(flag, module)
+            flag_requirements.check_installed(flag, module)
     picture.palette(_COLOURS.value)
     if _GIF.value:
         animation.check_gif(f"--gif={_GIF.value}", _GENERATIONS.value, _EVERY.value, scale)

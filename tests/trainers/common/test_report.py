@@ -12,7 +12,8 @@ from types import SimpleNamespace
 import pytest
 
 from tf2dist.errors import UsageError
-from trainers.common import output_files, report
+from tf2dist.system import output_files
+from trainers.common import flag_requirements, report
 
 
 def shared(**values):
@@ -25,19 +26,19 @@ def test_places_that_can_be_written_are_left_as_they_are(tmp_path):
     (tmp_path / "logs").mkdir()
     before = sorted(tmp_path.rglob("*"))
     for name in ("new", "old", "link"):
-        output_files.check_shared_outputs(shared(report=str(tmp_path / name)))
+        flag_requirements.check_shared_outputs(shared(report=str(tmp_path / name)))
     for name in ("logs", "new", "new/below", "."):
-        output_files.check_shared_outputs(shared(logdir=str(tmp_path / name)))
+        flag_requirements.check_shared_outputs(shared(logdir=str(tmp_path / name)))
     assert sorted(tmp_path.rglob("*")) == before
     assert (tmp_path / "old").read_text() == "old"
 
 
 def test_a_relative_place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    output_files.check_shared_outputs(shared(report="report.json", logdir="logs"))
+    flag_requirements.check_shared_outputs(shared(report="report.json", logdir="logs"))
     assert os.listdir() == []
     with pytest.raises(UsageError, match=r"--report=logs/report\.json cannot be written"):
-        output_files.check_shared_outputs(shared(report="logs/report.json"))
+        flag_requirements.check_shared_outputs(shared(report="logs/report.json"))
 
 
 def test_the_report_replaces_the_old_one_in_one_piece(tmp_path, monkeypatch):
@@ -82,7 +83,7 @@ def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path):
     os.mkfifo(pipe)
     read: Future = Future()
     threading.Thread(target=lambda: read.set_result(pipe.read_text()), daemon=True).start()
-    output_files.check_shared_outputs(shared(report=str(pipe)))
+    flag_requirements.check_shared_outputs(shared(report=str(pipe)))
     report.write(str(pipe), {"steps": 3})
     assert json.loads(read.result(20)) == {"steps": 3}
     assert pipe.is_fifo()
@@ -96,9 +97,9 @@ def test_standard_output_is_written_to_though_it_is_a_file(tmp_path, name):
     program = """
         import sys
         from types import SimpleNamespace
-        from trainers.common import output_files, report
+        from trainers.common import flag_requirements, report
         print("printed before")
-        output_files.check_shared_outputs(SimpleNamespace(report=sys.argv[1], logdir=None))
+        flag_requirements.check_shared_outputs(SimpleNamespace(report=sys.argv[1], logdir=None))
         report.write(sys.argv[1], {"steps": 3})
         print("printed after")
     """

@@ -1,4 +1,4 @@
-"""Output files that flags name: checks before a job starts that they can be written; replaces them in one piece."""
+"""Output files that a user names: checks before a job starts that they can be written; replaces them in one piece."""
 
 from __future__ import annotations
 
@@ -8,25 +8,12 @@ import sys
 import tempfile
 
 from tf2dist.errors import UsageError
-from tf2dist.system import files, optional_packages
+from tf2dist.system import files
 from tf2dist.system.atomic_files import replacing
-from trainers.common.shared_flags import SharedFlags
 
 # What /dev/stdout, /dev/fd/3 and the like are links to. The kernel makes them links to the open file in turn, which is
 # to be written to, and not replaced, whatever it is.
 _DESCRIPTOR = re.compile(r"(?:/proc/\d+|/dev)/fd/(\d+)")
-
-
-def check_shared_outputs(shared: SharedFlags) -> None:
-    """Raises UsageError unless --report and --logdir can be written; leaves no trace."""
-    if shared.report:
-        check_writable(f"--report={shared.report}", shared.report, takes_special=True)
-    if shared.logdir:
-        # The directory is made when there is something to write, so that a wrong command leaves nothing behind.
-        existing = os.path.realpath(shared.logdir)
-        while not os.path.exists(existing):
-            existing = os.path.dirname(existing)
-        _check_directory(f"--logdir={shared.logdir}", existing)
 
 
 def check_writable(flag: str, path: str, *, takes_special: bool = False) -> None:
@@ -46,20 +33,9 @@ def check_writable(flag: str, path: str, *, takes_special: bool = False) -> None
     if os.path.isdir(target):
         raise UsageError(f"{flag} is a directory; name a file in it")
     if not _is_special(path):
-        _check_directory(flag, os.path.dirname(target))
+        check_directory(flag, os.path.dirname(target))
     elif not takes_special:
         raise UsageError(f"{flag} is no regular file and would be replaced by one; name another place")
-
-
-def check_installed(flag: str, module: str) -> None:
-    """Raises UsageError unless the package that a flag needs is installed; imports nothing.
-
-    Args:
-      flag: the flag with its value, for the message.
-      module: what the package is imported as.
-    """
-    if why := optional_packages.missing(module):
-        raise UsageError(f"{flag} needs a package: {why}")
 
 
 def write_text(path: str, text: str) -> None:
@@ -82,7 +58,8 @@ def write_text(path: str, text: str) -> None:
         file.write(text)
 
 
-def _check_directory(flag: str, directory: str) -> None:
+def check_directory(flag: str, directory: str) -> None:
+    """Raises UsageError unless files can be made in this directory, which is there; leaves no trace."""
     try:
         with tempfile.TemporaryFile(dir=directory):
             pass
