@@ -97,6 +97,9 @@ class FaultInjector:
         self._say, self._released = say, False
         self._steps.clear()
         self.recovery.begin_attempt()
+        for pending in self._pending:
+            if pending.fault.steps:
+                pending.at = None  # this attempt has to come to the step first
 
     def end_attempt(self, status: int) -> None:
         """Notes that all processes have ended, and how."""

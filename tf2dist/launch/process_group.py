@@ -87,6 +87,7 @@ class ProcessGroup:
         )
         if injector:
             injector.begin_attempt(self._say)
+            self._tick(injector)
 
     @property
     def running(self) -> bool:
@@ -131,8 +132,6 @@ class ProcessGroup:
             for fd in self._streams:
                 poll.register(fd, select.POLLIN)
         next_alarm = min((when for when, _ in self._alarms), default=math.inf)
-        if self._injector:
-            next_alarm = min(next_alarm, time.monotonic() + INTERVAL)
         left = min(max(0.0, next_alarm - time.monotonic()), _LONGEST_POLL)
         wait = None if next_alarm == math.inf else math.ceil(left * 1000)
         for fd, events in poll.poll(wait):
@@ -147,8 +146,6 @@ class ProcessGroup:
                     self._lose_output(fd, self._output.error)
             elif self._alive and fd == self._server.control.fileno():
                 self._on_event(self._server.event())
-        if self._injector:
-            self._injector.tick()
         for alarm in [alarm for alarm in self._alarms if alarm[0] <= time.monotonic()]:
             if alarm in self._alarms:  # an earlier one may have ended the group, and cancelled the others
                 self._alarms.remove(alarm)
@@ -168,18 +165,23 @@ class ProcessGroup:
         """Calls `action` at `when` unless the group is being ended by then."""
         self._alarms.append((when, action))
 
+    def _tick(self, injector: FaultInjector) -> None:
+        """Has the injector do what is due, from now on until the group is being ended."""
+        injector.tick()
+        self._at(time.monotonic() + INTERVAL, lambda: self._tick(injector))
+
     def _on_event(self, event: dict[str, Any] | None) -> None:
         """Handles an event of the fork server; these come in the order in which things happened."""
         if event is None:
             self._conclude()
         elif "ready" in event:
-            for number in range(len(self._processes)):
-                self._start(number)
+            for key in range(len(self._processes)):
+                self._start(key)
         elif "started" in event:
-            key: int = event["started"]
-            self._pids[key] = event["pid"]
-            if self._injector and self._status is None:
-                self._injector.started(self._processes[key].name, event["pid"])
+            started: int = event["started"]
+            self._pids[started] = event["pid"]
+            if self._injector:
+                self._injector.started(self._processes[started].name, event["pid"])
         else:
             self._on_exit(event["ended"], event["status"])
 

@@ -112,15 +112,15 @@ class Session(FailureReporter):
             name = str(self.cluster.task) if self.cluster else "this process"
             StallWatch(limit, name, self.progress, self.end_for_loss, self._monitor)
 
-    def begin_training(self) -> None:
-        """Notes for the launcher that a call of `fit` begins."""
+    def begin_training(self, first: int, end: int) -> None:
+        """Notes for the launcher that a call of `fit` begins, from one global step to another one."""
         if self._leads:
-            _step_report.begin()
+            _step_report.begin(first, end)
 
-    def report_steps(self, steps: int) -> None:
-        """Tells the launcher, if it wants to know, how many steps of the call of `fit` are behind it."""
+    def report_step(self, step: int) -> None:
+        """Tells the launcher, if it wants to know, at which global step the call of `fit` is."""
         if self._leads:
-            _step_report.report(steps)
+            _step_report.report(step)
 
     @contextlib.contextmanager
     def call(self) -> Generator[None]:

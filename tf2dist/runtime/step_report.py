@@ -19,12 +19,13 @@ class StepReport:
     def __init__(self) -> None:
         self._file: StepFile | None = None
         self._earlier = self._call = self._steps = 0
+        self._first = self._end = 0  # global steps of the call
 
-    def begin(self) -> None:
-        """Notes that a call of `fit` begins."""
+    def begin(self, first: int, end: int) -> None:
+        """Notes that a call of `fit` begins, which is to train from one global step to another one."""
         self._earlier += self._steps
         self._call += 1
-        self._steps = 0
+        self._steps, self._first, self._end = 0, first, end
         path = os.environ.get(STEP_FILE)
         if path and self._file is None:
             try:
@@ -32,8 +33,9 @@ class StepReport:
             except OSError:  # this process is not the launcher's own, but one that a program of it has started
                 os.environ.pop(STEP_FILE)
 
-    def report(self, steps: int) -> None:
-        """Writes how many steps of the call are behind it; never fewer than before."""
-        self._steps = max(self._steps, steps)
+    def report(self, step: int) -> None:
+        """Writes how many steps of the call are behind it, at this global step; never fewer than before."""
+        # A checkpoint may be from before the call, or from a later one of the same directory.
+        self._steps = max(self._steps, min(step, self._end) - self._first)
         if self._file is not None:
             self._file.write(Steps(self._earlier, self._call, self._steps))

@@ -93,7 +93,6 @@ class TrainingLoop:
         )
         self._sums = MetricSums(self._step)  # of the epoch
         self._dropped_gradients: int | None = None  # in the epoch; None where none can be
-        self._first_step = self._steps_of_call = 0  # the global step of its first epoch; how many it makes
         self._logged_steps = 0  # whose metric sums have come, in the part of the epoch that this call makes
 
     def run(
@@ -116,12 +115,10 @@ class TrainingLoop:
           Preempted: the job was asked to stop, and a `Checkpoint` has saved it.
         """
         model, callbacks = self._model, self._callbacks
-        self._first_step = first_epoch * self._steps_per_epoch
-        self._steps_of_call = max(epochs - first_epoch, 0) * self._steps_per_epoch
         start = self._begin(first_epoch, epochs)
         self._state.set_start(start.step)
-        session.current().begin_training()
-        self._report_steps(start.step)
+        session.current().begin_training(first_epoch * self._steps_per_epoch, epochs * self._steps_per_epoch)
+        session.current().report_step(start.step)
         self._data.end_epoch()
         session.current().progress.compiles(reads_again=start.step > 0)
         stream = self._dispatcher.open_stream(self._data, start.step, epochs * self._steps_per_epoch)
@@ -211,7 +208,7 @@ class TrainingLoop:
             self._data.allow(end - step - self._dispatcher.unused_batches)
             finished = self._run_until(end, stream, step, finished)
             step = self._dispatcher.global_step
-            self._report_steps(step)
+            session.current().report_step(step)
         self._data.end_epoch()
         if self._logged_steps < step - begin:
             _log.warning(
@@ -267,13 +264,9 @@ class TrainingLoop:
             if not result.steps:
                 continue
             progress.made()
-            self._report_steps(end - self._steps_per_epoch + finished)
+            session.current().report_step(end - self._steps_per_epoch + finished)
             self._account(result)
             callbacks.on_train_batch_end(finished - 1, self._sums.logs() if self._needs_batch_logs else None)
-
-    def _report_steps(self, step: int) -> None:
-        """Tells the launcher of the global step."""
-        session.current().report_steps(min(max(step - self._first_step, 0), self._steps_of_call))
 
     def _save_and_end(self, place: PlaceInEpoch) -> NoReturn:
         """Ends the program, since the job was asked to stop; in all peers when the first one has saved."""
