@@ -226,9 +226,17 @@ class Adds(layers.Layer):
         return x
 
 
-def _adding(loss):
+class AddsTwice(Adds):
+    """Adds a loss in each of two calls, of unlike values."""
+
+    def call(self, x):
+        self.add_loss(3 * self.loss(x))
+        return super().call(x)
+
+
+def _adding(loss, kind=Adds):
     def made():
-        model = [keras.Input((FEATURES,)), layers.Dense(4, "tanh"), Adds(loss), layers.Dense(3)]
+        model = [keras.Input((FEATURES,)), layers.Dense(4, "tanh"), kind(loss), layers.Dense(3)]
         return _compiled(keras.Sequential(model), "mse")
 
     return made, regression_data
@@ -381,6 +389,7 @@ CASES = {
     "own compute_loss": (own_compute_loss, regression_data),
     "only compute_loss": (only_compute_loss, regression_data),
     "added mean": _adding(mean_of_squares),
+    "added twice": _adding(mean_of_squares, AddsTwice),
     "added sum": _adding(sum_of_squares),
     "added values of examples": _adding(squares_of_examples),
     "trained table": (trained_table, masks_data),

@@ -15,7 +15,7 @@ from tests.jobs import run_program
 QUICK = ("everything", "Dice", "synchronized", "masked mean with sample weight")
 # Each kind of loss once; the others of the table are for a look by hand.
 ON_TWO = (
-    *(*loss_cases.FEW, "own Loss", "Dice", "own compute_loss", "added values of examples"),
+    *(*loss_cases.FEW, "own Loss", "Dice", "own compute_loss", "added values of examples", "added twice"),
     *("ignored class", "trained table", "synchronized, masked", "unreduced", "Circle, weighted", "masks, XLA"),
     *("masked mean with sample weight", "table of two, XLA", "everything, XLA"),
     "scaled masks, XLA",
@@ -30,7 +30,7 @@ TRIED = [
     for where in REPLICAS
     for name in (ON_TWO if where == "mirrored 2" else loss_cases.FEW if where == "mirrored 3" else QUICK)
 ]
-QUICKLY = [("Dice", "mirrored 2"), ("masked mean with sample weight", "mirrored 2")]
+QUICKLY = [("Dice", "mirrored 2"), ("added twice", "mirrored 2"), ("masked mean with sample weight", "mirrored 2")]
 LIKE_OTHERS = [
     *((name, "central") for name in QUICK if name != "Dice"),
     *((name, "mirrored 3") for name in loss_cases.FEW if name != "everything"),

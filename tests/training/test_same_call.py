@@ -96,6 +96,24 @@ def test_one_callback_many_or_a_list_of_keras(strategy):
     assert (count.epochs, count.evaluations) == (3, 1)
 
 
+@pytest.mark.parametrize("frequency", [2, [1, 3], [4]])
+def test_epochs_with_validation_are_those_of_keras(frequency):
+    class Validated(keras.callbacks.Callback):
+        def __init__(self):
+            super().__init__()
+            self.epochs = []
+
+        def on_epoch_end(self, epoch, logs=None):
+            self.epochs += [epoch] if "val_loss" in logs else []
+
+    ours, theirs = Validated(), Validated()
+    arguments = {"epochs": 4, "validation_data": data(), "validation_freq": frequency, "batch_size": 64, "verbose": 0}
+    tf2dist.fit(compiled(), *data(), callbacks=ours, **arguments)
+    compiled().fit(*data(), callbacks=theirs, **arguments)
+    assert ours.epochs == theirs.epochs
+    assert ours.epochs
+
+
 @pytest.mark.slow
 def test_the_history_is_that_of_fit():
     """Also when a callback evaluates or predicts, in the end, too; and it stays the model's afterwards."""
