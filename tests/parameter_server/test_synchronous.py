@@ -52,13 +52,14 @@ def test_sparse_gradients(tf, results):
         np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-5)
 
 
-def test_a_sharded_table(tf, results):
+@pytest.mark.parametrize("name", ["sharded", "nested"])
+def test_a_sharded_table(tf, results, name):
     """A row that both workers use is updated once, by the sum of both gradients, which Adam squares."""
     with tf2dist.make_strategy("one").scope():
         model = embedder(OPTIMIZERS["adam"](), tf2dist.layers.ShardedEmbedding)
     expected, _ = alone(model, sentences(), epochs=2)
     expected = [model.layers[0].get_table(), *expected[-2:]]
-    for ours, theirs in zip(results["weights"]["sharded"], expected, strict=True):
+    for ours, theirs in zip(results["weights"][name], expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-5)
 
 

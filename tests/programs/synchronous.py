@@ -37,10 +37,17 @@ for optimizer, make in OPTIMIZERS.items():
 with strategy.scope():
     model = embedder(OPTIMIZERS["adagrad"]())
 fit("slices", model, sentences(), epochs=2)
-with strategy.scope():
-    model = embedder(OPTIMIZERS["adam"](), tf2dist.layers.ShardedEmbedding)
-fit("sharded", model, sentences(), epochs=2)
-results["weights"]["sharded"] = [model.layers[0].get_table().tolist(), *results["weights"]["sharded"][-2:]]
+for name in ("sharded", "nested"):  # in the model, and in a model inside of it
+    with strategy.scope():
+        tables = []
+
+        def sharded(*arguments, nested=name == "nested", tables=tables, **keywords):
+            tables.append(tf2dist.layers.ShardedEmbedding(*arguments, **keywords))
+            return keras.Sequential(tables) if nested else tables[0]
+
+        model = embedder(OPTIMIZERS["adam"](), sharded)
+    fit(name, model, sentences(), epochs=2)
+    results["weights"][name] = [tables[0].get_table().tolist(), *results["weights"][name][-2:]]
 with strategy.scope():
     model = classifier(OPTIMIZERS["sgd"]())
 fit("backup", model, data(), tf2dist.ParameterServer("sync", backup_workers=1), epochs=2, steps_per_epoch=40)
