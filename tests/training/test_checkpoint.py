@@ -473,13 +473,29 @@ def test_first_names_in_the_state_are_read(tf, tmp_path):
     assert [os.path.basename(p) for p in list_checkpoints(tmp_path)] == [f"checkpoint-{n * STEPS}" for n in (1, 2)]
 
 
+class OwnStep(keras.Sequential):
+    """With a step that leaves the end of an epoch no sums to be saved."""
+
+    def train_step(self, batch):
+        import tensorflow as tf
+
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(y=batch[1], y_pred=self(batch[0], training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"loss": loss}
+
+
 @every_third("first", ["the checkpoint", "the others"])
-@every_third("kind", ["best weights", "own callback"])
+@pytest.mark.parametrize("kind", ["best weights", "best weights, own step", "own callback"])
 def test_the_last_one_holds_what_callbacks_have_left(tf, tmp_path, first, kind):
     """The end of training is also a step at which it is due, so that the weights before the end were saved."""
     x, y = data()
     model = classifier(OPTIMIZERS["sgd"]())
-    if kind == "best weights":  # those of the first epoch: from then on the monitored value grows
+    if kind == "best weights, own step":
+        model = OwnStep([keras.Input(x.shape[1:]), *model.layers])
+        model.compile(OPTIMIZERS["sgd"](), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    if kind.startswith("best weights"):  # those of the first epoch: from then on the monitored value grows
         other = keras.callbacks.EarlyStopping("learned", mode="min", patience=5, restore_best_weights=True)
         grows = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: logs.update(learned=epoch))
         others = [grows, other]
