@@ -211,6 +211,15 @@ class TestServeUntilDone:
         with pytest.raises(TaskLostError, match="chief 0 at chief0:2222 has given no sign of life"):
             wait_until_done(line)
 
+    def test_a_coordinator_that_counts_this_task_as_lost(self, connect):
+        """A task that was stopped goes on after the grace period: its coordinator is not gone."""
+        line, other = connect("chief", 0)
+        other.say("late")
+        other.end()
+        lost = "chief 0 at chief0:2222 counts this task as lost: it gave no sign of life for 60 s"
+        with pytest.raises(TaskLostError, match=lost):
+            wait_until_done(line)
+
     def test_gives_signs_of_life_until_it_is_done(self, connect, lively):
         line, other = connect("chief", 0)
         serving = background(wait_until_done, line)

@@ -219,6 +219,12 @@ class TestLead:
         lead(connect("ps", 0), fatal=bool)
         assert ended.result(DEADLINE) == "ps 0 at ps0:2222 has given no sign of life for 0.05 s"
 
+    def test_a_silent_task_is_told_that_it_is_lost(self, lead, connect, ended, hasty):
+        """It hears of it when it goes on."""
+        connection, worker = connect("worker", 0)
+        lead((connection, worker), connect("worker", 1), fatal=lambda lost: False)
+        assert worker.next() == "late"
+
     def test_a_silent_task_is_named_before_it_counts_as_lost(self, lead, connect, monkeypatch, capfd):
         """A stopped worker, say, whose share of a synchronous update all wait for."""
         monkeypatch.setattr(heartbeat, "SILENCE", 0.02)

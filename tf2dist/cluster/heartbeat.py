@@ -7,7 +7,8 @@ that the job is done, and each side notices at once when the other one has ended
 Messages, one a line: `go` (all tasks are there: start), `ready` (a server serves), `ping`, `bye N` (a peer has
 ended its program after N calls of `fit`, `evaluate` and `predict`), `again` (before that: since the job was preempted),
 `preempt` (a task was asked to stop), `accept` or `refuse` (the coordinator's answer to a server: the job saves and
-ends, or goes on), `done` (the job is over), `done N` (and all tasks end with status N). Of a job that may stall
+ends, or goes on), `done` (the job is over), `done N` (and all tasks end with status N), `late` (the
+leader counts this task as lost, since nothing came from it for the grace period). Of a job that may stall
 (`stalls`): `stalled` (a peer has waited too long), `ask` and its answer `state`, `stacks` and its answer `dumped`.
 """
 
@@ -70,7 +71,8 @@ class TaskConnection:
           on_silence: called each time that nothing at all has come for `SILENCE` seconds.
 
         Raises:
-          TaskLostError: the connection has ended, or nothing at all came for the grace period.
+          TaskLostError: the connection has ended, nothing at all came for the grace period, or the other task has
+            waited that long for this one.
           TimeoutError: none of the messages came within `limit` seconds.
         """
         deadline = None if limit is None else time.monotonic() + limit
@@ -78,6 +80,8 @@ class TaskConnection:
             while b"\n" in self._buffer:
                 line, self._buffer = self._buffer.split(b"\n", 1)
                 found = _MESSAGE.fullmatch(line)
+                if line == b"late":
+                    raise TaskLostError(f"{self} counts this task as lost: it gave no sign of life for {GRACE:g} s")
                 if found and (found[1] or found[2]).decode() in messages:
                     return line.decode()
             self._buffer = self._buffer[:_LONGEST]  # the beginning of a line that goes on, and is none of ours
