@@ -18,7 +18,7 @@ from tf2dist.system import linux
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(300)
 def test_a_checkout_beside_itself(tmp_path):
     report = tmp_path / "report.json"

@@ -11,10 +11,11 @@ from tests.conftest import SINGLE_PROCESS
 
 # One of each kind: metrics, own steps, optimizers, gradients, losses. The whole table takes ten minutes.
 QUICK = ("measured", "clipped")
-# Models like others here, and models that clusters try (`test_conformance_jobs`).
+# Models like others here, and models that clusters try (`test_conformance_jobs`) or random trainings have many of.
 LIKE_OTHERS = (
     "selu", "autoencoder", "hinge", "gru", "heads", "dropout", "transformer", "tagger", "text", "two_tower",
     "overridden_step", "sample_weights", "averaged", "batch_normalization", "class_weights",
+    "lstm", "mlp", "tabular", "frozen", "own_loss", "weighted_mean", "unreduced", "clipped_each", "summed",
 )  # fmt: skip
 
 
