@@ -221,9 +221,10 @@ class TestLead:
 
     def test_a_silent_task_is_told_that_it_is_lost(self, lead, connect, ended, hasty):
         """It hears of it when it goes on."""
-        connection, worker = connect("worker", 0)
-        lead((connection, worker), connect("worker", 1), fatal=lambda lost: False)
-        assert worker.next() == "late"
+        connection, server = connect("ps", 0)
+        lead((connection, server), fatal=bool)
+        assert server.next() == "late"
+        ended.result(DEADLINE)
 
     def test_a_silent_task_is_named_before_it_counts_as_lost(self, lead, connect, monkeypatch, capfd):
         """A stopped worker, say, whose share of a synchronous update all wait for."""
