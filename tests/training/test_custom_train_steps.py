@@ -207,7 +207,7 @@ def test_what_parts_of_a_batch_do_not_come_to_is_refused_or_equal(tf, name):
 @pytest.mark.slow
 def test_sums_over_batches_of_one_size(tf):
     """What a graph shows of a batch is its size, too; sums are scaled all the same."""
-    rows = batches(tf, (x, pair[1]), BATCH)
+    rows = tf.data.Dataset.from_tensor_slices((x, pair[1])).batch(BATCH, drop_remainder=True)
     make = loss(lambda tf, y, p: 0.05 * tf.reduce_sum(squares(y, p)))
     theirs = make()
     theirs.fit(rows, verbose=0)
@@ -425,35 +425,3 @@ def test_logs_of_other_names_are_refused_where_metrics_are_summed(tf):
         model = other_names()
     with pytest.raises(ValueError, match="OtherNames overrides compute_metrics"):
         tf2dist.fit(model, CASES["other names"][1])
-
-
-class ManyLogs(OwnUpdate):
-    """Counts how often its step is traced, and logs what is no scalar."""
-
-    traces = 0
-    more = staticmethod(lambda x: {})
-
-    def change(self, x, y, gradients):
-        self.traces += 1
-        logs = {"pair": keras.ops.max(x, axis=0)[:2], "number": 3, "inner": {"b": keras.ops.min(x)}}
-        return super().change(x, y, gradients) | logs | self.more(x)
-
-
-@pytest.mark.parametrize(
-    ("more", "traces"),
-    [(dict, 2), (lambda x: {"each": keras.ops.max(x, axis=1)}, 3), (lambda x: {"list": [0.5, 2.0]}, 3)],
-)
-def test_a_step_is_traced_once_before_training_and_once_in_an_execution(tf, more, traces):
-    """And a second time in an execution where the shapes of its logs are known only there."""
-    model = one_layer(ManyLogs)()
-    model.more = (lambda x: {}) if more is dict else more
-    rows = batches(tf, (x, pair[1]), BATCH)
-    history = tf2dist.fit(model, rows, steps_per_execution=2).history
-    assert model.traces == traces
-    *_, last = rows.as_numpy_iterator()
-    np.testing.assert_allclose(history["pair"][0], last[0].max(0)[:2], rtol=1e-6)
-    assert (history["number"], history["b"]) == ([3.0], [pytest.approx(last[0].min())])
-    if "each" in history:
-        np.testing.assert_allclose(history["each"][0], last[0].max(1), rtol=1e-6)
-    if "list" in history:
-        np.testing.assert_allclose(history["list"][0], [0.5, 2.0])

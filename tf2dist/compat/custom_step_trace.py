@@ -23,7 +23,7 @@ class _Alone(tf.distribute.ReplicaContext):
         return tf.nest.map_structure(tf.identity, value)
 
 
-def trace(model: keras.Model, step: Callable, batch) -> tuple[Any, dict[str, Callable]]:
+def trace(model: keras.Model, step: Callable, batch) -> dict[str, Callable]:
     """Makes all variables that a step of the user's own makes, without making an update.
 
     Args:
@@ -33,10 +33,9 @@ def trace(model: keras.Model, step: Callable, batch) -> tuple[Any, dict[str, Cal
       TrainingError: the step cannot run on slices.
 
     Returns:
-      What the step returns, with a `keras.KerasTensor` for each tensor; and, for logs that are results of the model's
-      metrics, functions that return the result, by the names of the logs.
+      For logs that are results of the model's metrics, functions that return the result, by the names of the logs.
     """
-    updates, named, logs = [], {}, None
+    updates, named = [], {}
 
     def run(batch):
         results = {}
@@ -45,18 +44,17 @@ def trace(model: keras.Model, step: Callable, batch) -> tuple[Any, dict[str, Cal
         for name, value in logs.items() if isinstance(logs, dict) else ():
             if id(value) in results:
                 named[name] = results[id(value)][0]
-        return logs
 
     with _tracing(model):
         known = -1
         while known < len(model.metrics):  # the first call makes those for the losses of several outputs
             known = len(model.metrics)
-            logs = compute_output_spec(run, batch)
+            compute_output_spec(run, batch)
     for optimizer, variables in updates:  # some copy weights, which have values only now
         if not optimizer.built:
             optimizer.build(variables)
             optimizer.built = True
-    return logs, named
+    return named
 
 
 def without_others(model: keras.Model, step: Callable, batch) -> Any:

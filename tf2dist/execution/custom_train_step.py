@@ -28,7 +28,6 @@ class CustomTrainStep:
     def __init__(self, model: keras.Model):
         self.model = model
         self._log_names: list[str] = []
-        self._log_shapes: list[tf.TensorShape] | None = None  # if they are known before a step is traced for a batch
         self._metric_results: dict[str, Callable] = {}  # for logs that are a metric's result, by whatever name
 
     def build(self, method: str, batch) -> None:
@@ -42,7 +41,7 @@ class CustomTrainStep:
         if self.model.distribute_strategy.num_replicas_in_sync > 1:
             any_size = tf.nest.map_structure(lambda t: keras.KerasTensor(_of_any_size(t.shape), t.dtype), batch)
         try:
-            logs, results = custom_step_trace.trace(self.model, getattr(self.model, method), any_size)
+            self._metric_results |= custom_step_trace.trace(self.model, getattr(self.model, method), any_size)
         except (TypeError, ValueError) as error:
             if any(a.shape != b.shape for a, b in zip(tf.nest.flatten(any_size), tf.nest.flatten(batch), strict=True)):
                 raise TrainingError(
@@ -50,8 +49,6 @@ class CustomTrainStep:
                     f"a part of a batch: use keras.ops.shape(x)[0] for x.shape[0], or strategy one ({error})"
                 ) from error
             raise
-        self._metric_results |= results
-        self._log_shapes = _known_shapes(logs)
 
     def reset(self) -> None:
         """Resets the model's metrics."""
@@ -98,12 +95,8 @@ class CustomTrainStep:
         return self._log_names
 
     def repeat(self, step: Callable[[], list[tf.Tensor]], n) -> list[tf.Tensor]:
-        """Calls `step()` `n` i32[] times, once at least; returns the logs of the last call. In a graph."""
-        if self._log_shapes is None:
-            return keras.ops.fori_loop(1, n, lambda number, last: step(), step())
-        # To trace a step is what takes the time, so it is not traced a second time, before the loop.
-        zeros = [tf.zeros(shape) for shape in ([], *self._log_shapes)]
-        return keras.ops.fori_loop(0, n, lambda number, last: step(), zeros)
+        """Calls `step()` `n` i32[] times; returns the logs of the last call. In a graph."""
+        return keras.ops.fori_loop(1, n, lambda number, last: step(), step())
 
     def add_sums(self, sums: Sequence, more: Sequence) -> list:
         """Returns the later logs."""
@@ -119,15 +112,6 @@ class CustomTrainStep:
             logs = dict(zip(self._log_names, sums[1:], strict=False))
             logs |= {name: result() for name, result in self._metric_results.items() if name in logs}
         return as_logs(logs)
-
-
-def _known_shapes(logs) -> list[tf.TensorShape] | None:
-    """Shapes of the logs that a step was seen to return; None where one depends on the batch, and for no logs."""
-    values = list(flat_results(logs).values()) if isinstance(logs, dict) else [None]
-    if not all(hasattr(value, "shape") or isinstance(value, (int, float)) for value in values):
-        return None
-    shapes = [tf.TensorShape(getattr(value, "shape", ())) for value in values]
-    return shapes if all(shape.is_fully_defined() for shape in shapes) else None
 
 
 def _of_any_size(shape) -> list[int | None]:
