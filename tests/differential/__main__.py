@@ -69,11 +69,11 @@ def main(arguments: Sequence[str]) -> int:
         for name, setting in chosen.items():
             print(f"{name}:", flush=True)
             began = time.monotonic()
-            with Search(
+            search = Search(
                 setting, reference, shrinks=shrinks, without=without, always=always,
                 say=lambda line: print(line, flush=True),
-            ) as search:  # fmt: skip
-                report = search.run(seeds)
+            )  # fmt: skip
+            report = search.run(seeds)
             print(f"{report}\n{time.monotonic() - began:.0f} s for {len(seeds)} seeds\n", flush=True)
             mismatches += len(report.mismatches)
     return int(mismatches > 0)

@@ -144,3 +144,9 @@ class Trainer:
         assert self._directory is not None
         lines = (self._directory / "output").read_text(errors="replace").strip().splitlines()
         return " | ".join(lines[-3:])[-300:]
+
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(self, *error) -> None:
+        self.close()

@@ -106,7 +106,7 @@ def keras_has_crashed(setting: Setting, configuration: Configuration, ours: Outc
 
 
 class Search:
-    """The search on one setting; a context manager, which ends the processes that train.
+    """The search on one setting.
 
     Args:
       shrinks: are mismatches shrunk?
@@ -134,15 +134,10 @@ class Search:
     def run(self, seeds: Iterable[int]) -> Report:
         """Trains the configuration of each seed."""
         report = Report()
-        for seed in seeds:
-            self._try(seed, report)
+        with self._trainer:
+            for seed in seeds:
+                self._try(seed, report)
         return report
-
-    def __enter__(self) -> Search:
-        return self
-
-    def __exit__(self, *error) -> None:
-        self._trainer.close()
 
     def _draw(self, seed: int) -> Configuration:
         drawn = {}

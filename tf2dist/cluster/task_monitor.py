@@ -227,8 +227,7 @@ class LeaderMonitor:
             self._unused.add(connection.task)
             lost, none_left = list(self._lost), self._policy.waits_for_workers(self._unused)
         self._first_loss.set(why)
-        if not connection.has_ended():
-            connection.send("late")  # a task that was stopped reads it when it goes on
+        connection.send("late")  # a task that was stopped reads it when it goes on
         try:
             connection.shut_down_all()
         except OSError as error:  # what the loss means for the job does not depend on it
