@@ -25,13 +25,17 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.optimizers.base_optimizer import BaseOptimizer
-from keras.src.optimizers.multi_optimizer import MultiOptimizer
 from keras.src.trainers.trainer import Trainer
 from tensorflow.python.eager.polymorphic_function import autograph_util
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 
-from tf2dist.compat import global_batch_gradients, global_batch_loss, layer_losses, synchronized_batch_normalization
+from tf2dist.compat import (
+    global_batch_gradients,
+    global_batch_loss,
+    layer_losses,
+    synchronized_batch_normalization,
+    versions,
+)
 from tf2dist.compat.autograph import as_in_function
 from tf2dist.compat.custom_step_state import here, is_on_slice, is_step, set_here, slice_weight
 from tf2dist.compat.patching import Patch
@@ -319,5 +323,5 @@ patches = [
     _replacing(Trainer, "compute_loss", _loss),
     _replacing(keras.metrics.Mean, "update_state", _mean),
     _replacing(Function, "__call__", _call_function),
-    *(_replacing(o, "apply", _apply) for o in (BaseOptimizer, keras.optimizers.LossScaleOptimizer, MultiOptimizer)),
+    *(_replacing(optimizer, "apply", _apply) for optimizer in versions.optimizers_with_own_apply()),
 ]
