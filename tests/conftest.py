@@ -69,17 +69,22 @@ def quickly(quick, names=SINGLE_PROCESS, rarely=()):
     return [pytest.param(name, marks=marks.get(name, pytest.mark.slow)) for name in names]
 
 
-# For what takes long: mirrored, which differs most from Keras alone, is always run, and one device, which takes the
-# same way with less in it, when all are asked for.
-SINGLE_PROCESS_SLOWLY = quickly("mirrored", rarely=("one",))
+# For what takes long: mirrored, which differs most from Keras alone, is always run. One device, which takes the same
+# way with less in it, and central, which differs from mirrored in where variables are, are when all are asked for.
+SINGLE_PROCESS_SLOWLY = quickly("mirrored", rarely=("one", "central"))
+# For what one process writes and reads, such as checkpoints.
+ONE_QUICKLY_CENTRAL_RARELY = quickly("one", rarely=("central",))
 # For what one device has too, such as the order of callbacks: mirrored takes twice as long to make its steps.
 ONE_QUICKLY = quickly("one", SINGLE_PROCESS[:2])
 
 
-def every_third(names, cases, **kwargs):
-    """As `pytest.mark.parametrize`, for many alike that each take a process: each third is in `make test`."""
+def every_third(names, cases, *, rarely=pytest.mark.slow, **kwargs):
+    """As `pytest.mark.parametrize`, for many alike that each take a process.
+
+    Each third is in `make test`, each third in `make test-slow`, and the others are marked `rarely`.
+    """
     several = len(names.split(",") if isinstance(names, str) else names) > 1
-    marks = [() if number % 3 == 0 else pytest.mark.slow for number in range(len(cases))]
+    marks = [((), pytest.mark.slow, rarely)[number % 3] for number in range(len(cases))]
     params = [pytest.param(*(c if several else (c,)), marks=m) for c, m in zip(cases, marks, strict=True)]
     return pytest.mark.parametrize(names, params, **kwargs)
 

@@ -24,10 +24,10 @@ pytestmark = pytest.mark.timeout(400)
 
 # Each kind is tried by the tests marked slow in one job at least, and in every job by all tests together.
 SOME_KINDS = {
-    "multiworker": ("PyDataset with processes", "DataLoader", "generator", "ragged"),
-    "ps, synchronous": ("PyDataset that changes", "iterable", "from_generator", "ragged"),
-    "ps, one worker": ("PyDataset with threads", "PyDataset without end", "numpy_function", "sparse"),
-    "ps": ("PyDataset", "DataLoader", "generator", "sparse"),
+    "multiworker": ("PyDataset with processes", "generator", "ragged"),
+    "ps, synchronous": ("PyDataset that changes", "from_generator"),
+    "ps, one worker": ("PyDataset with threads", "PyDataset without end", "numpy_function"),
+    "ps": ("iterable", "DataLoader", "sparse"),
 }
 COMPOSITE = ("ragged", "sparse")
 ALL_KINDS = (*KINDS, "from_generator", "numpy_function", *COMPOSITE)

@@ -95,7 +95,7 @@ def test_everything_begins_again_where_the_manifest_says_so(apply, tmp_path):
     assert status == 0
 
 
-@pytest.mark.parametrize("kind", sampled(["job", "jobset"], (), ("jobset",)))
+@pytest.mark.parametrize("kind", sampled(["job", "jobset"]))
 def test_a_pod_that_is_to_end_has_the_job_saved_and_started_again(apply, tmp_path, kind):
     """Python is process 1 there, and no failure is counted."""
     program = (*MNIST, "--epochs=60", "--logdir=/data/log", "--report=/data/report.json")

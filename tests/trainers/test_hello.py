@@ -54,7 +54,7 @@ def test_two_tasks_of_a_job_of_any_name(start, tmp_path):
     assert not (tmp_path / "local1.json").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_parameter_servers_and_workers_in_any_order(start, tmp_path):
     tasks = [("worker", 0), ("ps", 0), ("worker", 1)]
     for order in (tasks, tasks[::-1]):
@@ -127,7 +127,7 @@ BAD = {
 }
 
 
-@every_third("arguments", BAD, ids=" ".join)
+@every_third("arguments", BAD, rarely=pytest.mark.exhaustive, ids=" ".join)
 def test_refused_before_tensorflow_is_imported(run, no_tensorflow, arguments):
     line = run(*arguments, module=HELLO, env=no_tensorflow).refused()
     assert line.startswith("hello: ")

@@ -63,7 +63,7 @@ def test_going_on_finds_what_one_run_finds(life, tmp_path):
     assert saved_run.read(str(tmp_path / "logs")).generation == 240
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_every_way_to_compute_gives_the_same_board(life, tmp_path):
     boards, reports = {}, {}
     for name, arguments in WAYS.items():
@@ -182,7 +182,7 @@ BAD = {
 }
 
 
-@every_third("arguments", BAD, ids=" ".join)
+@every_third("arguments", BAD, rarely=pytest.mark.exhaustive, ids=" ".join)
 def test_refused_before_tensorflow_is_imported(arguments, life, tree, tmp_path, no_tensorflow):
     (tmp_path / "bad.rle").write_text("x = 3, y = 3\nbozb!")
     (tmp_path / "old.csv").write_text("generation,population")

@@ -72,7 +72,7 @@ def test_fresh_points(start, tmp_path):
     assert losses[0] > 10 > 1 > losses[2]
 
 
-@pytest.mark.parametrize("way", sampled(WAYS, (), ("central", "multiworker")))
+@pytest.mark.parametrize("way", sampled(WAYS, (), ("multiworker",)))
 def test_fresh_points_on_every_strategy(start, tmp_path, way):
     fast = ("--preset=sgd", "--learning_rate=5e-3", "--max_steps=1500", "--steps_to_validate=500")
     report, _ = fitted(start, tmp_path, *fast, *WAYS[way])

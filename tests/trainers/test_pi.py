@@ -93,7 +93,7 @@ def test_four_devices(pi):
     assert (report["samples"], report["replicas"]) == (20_000, 4)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(400)
 def test_ten_billion_samples_though_a_worker_is_killed(start, tmp_path):
     with free_ports.hold(4) as held:
@@ -132,7 +132,7 @@ BAD = {
 }
 
 
-@every_third("arguments", BAD, ids=" ".join)
+@every_third("arguments", BAD, rarely=pytest.mark.exhaustive, ids=" ".join)
 def test_refused_before_tensorflow_is_imported(arguments, run, tree, no_tensorflow):
     assert BAD[arguments] in run(*arguments, module=PI, env=no_tensorflow).refused()
     assert tree() == {}

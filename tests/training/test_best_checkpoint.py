@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import tf2dist
-from tests.conftest import quickly, strategies
+from tests.conftest import ONE_QUICKLY_CENTRAL_RARELY, strategies
 from tests.models import OPTIMIZERS, classifier, data, weights
 from tests.training.interrupted import STEPS, Kill, Killed, fit
 from tf2dist.errors import CheckpointError
@@ -15,7 +15,7 @@ from tf2dist.training import checkpoint_files
 from tf2dist.training.best_epoch import BestEpoch
 from tf2dist.training.checkpoint_files import find_best, list_checkpoints, step_of
 
-strategy = strategies(quickly("one"))
+strategy = strategies(ONE_QUICKLY_CENTRAL_RARELY)
 
 
 class Logs(keras.callbacks.Callback):

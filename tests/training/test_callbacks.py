@@ -11,7 +11,14 @@ from tests.conftest import ONE_QUICKLY, sampled, strategies
 from tests.models import OPTIMIZERS, ROWS, classifier, data, weights
 
 strategy = strategies(ONE_QUICKLY)
-slowly_on_one = pytest.mark.parametrize("strategy", sampled(("one", "mirrored"), (), ("one",)), indirect=True)
+
+
+def slowly_on(name):
+    """Marks a test: slow on this strategy, and tried on the other when all are asked for."""
+    return pytest.mark.parametrize("strategy", sampled(("one", "mirrored"), (), (name,)), indirect=True)
+
+
+slowly_on_one, slowly_on_mirrored = map(slowly_on, ("one", "mirrored"))
 
 BATCH = 16
 STEPS = -(-ROWS // BATCH)
@@ -25,7 +32,7 @@ def fitted(strategy, *callbacks, optimizer="sgd", **kwargs):
     return model, history.history
 
 
-@pytest.mark.slow
+@slowly_on_one
 def test_model_checkpoint(strategy, tmp_path):
     best = keras.callbacks.ModelCheckpoint(tmp_path / "best.keras", monitor="val_loss", save_best_only=True)
     each = keras.callbacks.ModelCheckpoint(tmp_path / "step-{batch}.weights.h5", save_weights_only=True, save_freq=6)
@@ -35,7 +42,7 @@ def test_model_checkpoint(strategy, tmp_path):
         np.testing.assert_array_equal(ours, theirs)
 
 
-@pytest.mark.slow
+@slowly_on_mirrored
 def test_a_model_that_is_saved_every_few_batches(strategy, tmp_path):
     """As often as by Keras, whatever the executions would be."""
     each = keras.callbacks.ModelCheckpoint(tmp_path / "{batch}.weights.h5", save_weights_only=True, save_freq=2)
@@ -43,7 +50,7 @@ def test_a_model_that_is_saved_every_few_batches(strategy, tmp_path):
     assert sorted(int(path.name.split(".")[0]) for path in tmp_path.iterdir()) == list(range(2, STEPS + 1, 2))
 
 
-@pytest.mark.slow
+@slowly_on_mirrored
 def test_early_stopping_restores_the_best_weights(strategy):
     stop = keras.callbacks.EarlyStopping("val_loss", mode="max", patience=1, restore_best_weights=True)
     model, history = fitted(strategy, stop, epochs=10)
@@ -53,7 +60,7 @@ def test_early_stopping_restores_the_best_weights(strategy):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
+@slowly_on_mirrored
 def test_learning_rates(strategy):
     rates = []
 
@@ -70,7 +77,7 @@ def test_learning_rates(strategy):
     np.testing.assert_allclose(rates, [0.1, 0.1, 0.05], rtol=1e-6)
 
 
-@pytest.mark.slow
+@slowly_on_one
 def test_logs_in_files(strategy, tmp_path):
     fitted(
         strategy,
@@ -161,7 +168,7 @@ def test_training_that_is_stopped_before_a_batch_makes_that_batch(tf, hook):
     assert found[1][2] == pytest.approx(found[0][2], rel=1e-5)
 
 
-@pytest.mark.slow
+@slowly_on_mirrored
 def test_metrics_hold_what_was_measured(strategy):
     """During callbacks and after, as Keras's own fit leaves them."""
 
@@ -215,7 +222,7 @@ class _SeesExecutions(tf2dist.ExecutionCallback):
         self._seen.append(batch)
 
 
-@pytest.mark.slow
+@slowly_on_mirrored
 def test_each_batch_has_its_logs(strategy, caplog):
     caplog.set_level("INFO", "tf2dist")
     ours, theirs = _Counts(), _Counts()
@@ -242,7 +249,7 @@ def test_a_callback_of_executions_does_not_slow_training_down(strategy):
     assert [batch for batch, _ in with_steps.training] == [STEPS - 1]
 
 
-@pytest.mark.slow
+@slowly_on_one
 def test_board_of_batches_sees_each_batch(strategy, tmp_path):
     seen = []
 
@@ -253,7 +260,7 @@ def test_board_of_batches_sees_each_batch(strategy, tmp_path):
     assert len(seen) < 20 * STEPS
 
 
-@pytest.mark.slow
+@slowly_on_mirrored
 def test_a_callback_ends_evaluation_and_prediction(strategy):
     model, _ = fitted(strategy, epochs=1)
 
@@ -272,7 +279,7 @@ def test_a_callback_ends_evaluation_and_prediction(strategy):
     assert len(tf2dist.predict(model, x, batch_size=BATCH)) == ROWS
 
 
-@pytest.mark.slow
+@slowly_on_mirrored
 def test_lambda_callback_and_swapped_averages(strategy):
     seen = []
     with strategy.scope():
@@ -312,7 +319,7 @@ def test_what_is_no_callback_is_refused(tf):
         fitted(tf2dist.make_strategy("one"), lambda epoch: None)
 
 
-@pytest.mark.slow
+@slowly_on_mirrored
 @pytest.mark.parametrize(("hook", "name"), [("on_train_batch_end", "loss"), ("on_test_batch_end", "val_loss")])
 def test_hooks_of_lambda_callbacks_get_logs(strategy, hook, name):
     """They are attributes of the callback, and no methods of its class; one hook needs no other."""

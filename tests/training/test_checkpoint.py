@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tf2dist
-from tests.conftest import every_third, quickly, sampled, strategies
+from tests.conftest import ONE_QUICKLY_CENTRAL_RARELY, every_third, sampled, strategies
 from tests.models import OPTIMIZERS, classifier, data, weights
 from tests.training.interrupted import BATCH, STEPS, Kill, Killed, fit
 from tf2dist.errors import CheckpointError
@@ -19,7 +19,7 @@ from tf2dist.training import checkpoint_files
 from tf2dist.training.checkpoint_files import list_checkpoints
 from tf2dist.training.status_file import read_status
 
-strategy = strategies(quickly("one"))
+strategy = strategies(ONE_QUICKLY_CENTRAL_RARELY)
 
 
 @pytest.mark.slow

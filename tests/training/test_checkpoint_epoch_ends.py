@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 import tf2dist
-from tests.conftest import quickly, strategies
+from tests.conftest import ONE_QUICKLY_CENTRAL_RARELY, strategies
 from tests.models import OPTIMIZERS, classifier, data, weights
 from tests.training.interrupted import BATCH, STEPS, Kill, Killed, fit
 
-strategy = strategies(quickly("one"))
+strategy = strategies(ONE_QUICKLY_CENTRAL_RARELY)
 
 
 class Halve(keras.callbacks.Callback):

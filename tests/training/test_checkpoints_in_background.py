@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 import tf2dist
-from tests.conftest import quickly, strategies
+from tests.conftest import ONE_QUICKLY_CENTRAL_RARELY, strategies
 from tests.models import OPTIMIZERS, classifier, data, weights
 from tests.training.interrupted import BATCH, STEPS, Killed, fit
 from tf2dist.errors import CheckpointError
 from tf2dist.training import checkpoint_files
 from tf2dist.training.status_file import read_status
 
-strategy = strategies(quickly("one"))
+strategy = strategies(ONE_QUICKLY_CENTRAL_RARELY)
 WAIT = 120  # seconds after which a test has failed
 
 

@@ -16,6 +16,7 @@ LIKE_OTHERS = (
     "selu", "autoencoder", "hinge", "gru", "heads", "dropout", "transformer", "tagger", "text", "two_tower",
     "overridden_step", "sample_weights", "averaged", "batch_normalization", "class_weights",
     "lstm", "mlp", "tabular", "frozen", "own_loss", "weighted_mean", "unreduced", "clipped_each", "summed",
+    "segmentation", "weighted_heads", "subclassed", "constrained", "averaged_often", "bfloat16",
 )  # fmt: skip
 
 

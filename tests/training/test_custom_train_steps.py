@@ -47,7 +47,7 @@ LIKE_OTHERS = [
         "several outputs",
     )
 ]
-LIKE_OTHERS += [(n, 1) for n in CASES if n not in ("functions", "dcgan", "vae", "several outputs", "statistics of all")]
+LIKE_OTHERS += [(n, 1) for n in CASES if n not in ("functions", "dcgan")]
 TRIED = [(n, r) for n in CASES for r in (1, 2)]
 
 

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 import tf2dist
-from tests.conftest import quickly, strategies
+from tests.conftest import ONE_QUICKLY_CENTRAL_RARELY, strategies
 from tests.models import OPTIMIZERS, classifier, data, embedder, sentences, weights
 from tests.programs import __name__ as PROGRAMS
 from tests.training.interrupted import BATCH, STEPS, Kill, Killed, fit
 from tf2dist.errors import CheckpointError
 from tf2dist.training.checkpoint_files import list_checkpoints, step_of
 
-strategy = strategies(quickly("one"))
+strategy = strategies(ONE_QUICKLY_CENTRAL_RARELY)
 
 
 @pytest.mark.parametrize("in_background", [True, pytest.param(False, marks=pytest.mark.slow)])

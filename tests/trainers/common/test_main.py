@@ -8,6 +8,7 @@ import pytest
 from absl import flags as absl_flags
 from absl.testing import flagsaver
 
+from tests.conftest import sampled
 from tf2dist.cluster.heartbeat import TaskLostError
 from tf2dist.cluster.rendezvous import RendezvousError
 from tf2dist.cluster.spec import ClusterError
@@ -198,8 +199,7 @@ def test_one_process_from_the_command_to_the_report(run, tree, tmp_path):
     assert not [name for name in tree() if name.endswith(".part")]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ps", "multiworker"])
+@pytest.mark.parametrize("strategy", sampled(["ps", "multiworker"], (), ["ps"]))
 def test_started_by_hand_as_under_tensorflow_1(start, tree, tmp_path, strategy):
     # One command a host, without --strategy, with single dashes, and each with a report of its own.
     with free_ports.hold(3) as held:

@@ -54,7 +54,7 @@ def test_engines_of_cells(name, tf, cells, rule, edges, count):
     compare(make_engine(name, rule, *cells.shape, edges), cells, rule, edges, count)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @examples(3)
 @given(boards(), rules, edges, st.integers(1, 40), st.integers(1, 4), st.integers(1, 64))
 @example(SMALL, parse("B0/S8"), "torus", 5, 3, 1)

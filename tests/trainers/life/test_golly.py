@@ -45,7 +45,7 @@ def digest(cells: np.ndarray) -> str:
 
 
 @pytest.mark.parametrize("name", sampled(ENGINES, ["conv"], ["packed", "numpy_function"]))
-@every_third("case", KNOWN, ids=str)
+@every_third("case", KNOWN, rarely=pytest.mark.exhaustive, ids=str)
 def test_what_bgolly_computed(case, name, tf):
     _, rule, rows, columns, count = case
     engine = make_engine(name, parse(rule), rows, columns, "torus")
