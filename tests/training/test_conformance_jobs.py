@@ -18,15 +18,15 @@ LAYOUTS = {
     "ps, 2 workers": ["--ps=2", "--workers=2"],
 }
 # What the tests marked slow try on every layout, and on some; all tests together try every model on every layout.
-EVERYWHERE = ("mlp", "measured", "scaled")
+EVERYWHERE = ("mlp", "measured", "lstm", "scaled")
 SOME = {
     "multiworker": (
-        "convnet", "lstm", "class_weights", "batch_normalization", "averaged_often", "several_optimizers", "float16",
+        "convnet", "class_weights", "batch_normalization", "averaged_often", "several_optimizers", "float16",
     ),
     "ps, 1 worker": (
         "two_tower", "sample_weights", "clipped_each", "accumulated", "constrained", "text",
     ),
-    "ps, 2 workers": ("transformer", "overridden_step", "batch_normalization", "lstm", "dropout"),
+    "ps, 2 workers": ("transformer", "overridden_step", "batch_normalization", "dropout"),
 }  # fmt: skip
 CASES = [(layout, name) for layout in LAYOUTS for name in (*EVERYWHERE, *SOME[layout])]
 QUICK = ("measured",)  # whose bands are tried in `make test`
