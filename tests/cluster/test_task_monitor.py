@@ -348,6 +348,7 @@ class TestAllWorkersLost:
         assert back[1].next() == "go"
         back[1].say("ready")
         wait_until(lambda: leader.lost == [Task("worker", 0)])
+        assert leader.unused == {Task("worker", 0), Task("worker", 1)}
         last[1].end()
         assert ended.result(DEADLINE).startswith("worker 2 at worker2:2222 is gone")
 

@@ -179,6 +179,37 @@ def test_a_signal_while_modules_are_imported(start, tmp_path):
     assert "Traceback" not in err
 
 
+SAVES = """
+    import threading
+    asked = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: asked.set())
+    print("ready")
+    while not asked.is_set():
+        time.sleep(0.01)
+    time.sleep(3)
+    print("saved")
+"""
+
+
+def test_a_signal_to_all_processes_at_once_leaves_them_their_time(start):
+    job = start(SAVES, "--workers=2", "--grace=100")
+    job.until("ready", times=2)
+    for pid in {job.process.pid, *job.left()}:
+        os.kill(pid, signal.SIGTERM)
+    status, out, err = job.finish()
+    assert (status, out.count("saved")) == (143, 2), err
+    assert job.left() == []
+
+
+def test_the_two_signals_of_a_session_that_is_closed_are_one(start):
+    job = start(SAVES, "--grace=100")
+    job.until("ready")
+    job.process.send_signal(signal.SIGTERM)
+    job.process.send_signal(signal.SIGHUP)
+    status, out, err = job.finish()
+    assert (status, out.count("saved")) == (143, 1), err
+
+
 def test_a_second_interrupt_kills_at_once(start):
     job = start("signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready'); time.sleep(1000)", "--grace=1000")
     job.until("ready")

@@ -43,6 +43,23 @@ def test_equals_one_process_on_the_joined_batches(tf, results, optimizer):
     assert set(results["history"][optimizer]) == set(history)  # without backup workers no gradient can be dropped
 
 
+def test_another_model_is_used_by_a_callback(tf, results):
+    """The workers are between two updates of the first one, and are needed for the other."""
+    with tf2dist.make_strategy("one").scope():
+        model, other = classifier(OPTIMIZERS["sgd"]()), classifier(OPTIMIZERS["momentum"]())
+    expected, _ = alone(model, data(), epochs=2)
+    for ours, theirs in zip(results["weights"]["beside another"], expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-5)
+    seen = []
+    for _ in range(2):
+        seen.append(tf2dist.evaluate(other, data(), batch_size=16))
+        seen.append(float(tf2dist.predict(other, data()[0]).sum()))
+        alone(other, data())
+    assert len(results["seen of another"]) == len(seen) == 4
+    for ours, theirs in zip(results["seen of another"], seen, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-3)
+
+
 def test_sparse_gradients(tf, results):
     """Slices of both workers are joined, not made dense on the way."""
     with tf2dist.make_strategy("one").scope():

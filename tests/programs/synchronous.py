@@ -48,6 +48,29 @@ for name in ("sharded", "nested"):  # in the model, and in a model inside of it
         model = embedder(OPTIMIZERS["adam"](), sharded)
     fit(name, model, sentences(), epochs=2)
     results["weights"][name] = [tables[0].get_table().tolist(), *results["weights"][name][-2:]]
+
+
+class LooksAtAnother(keras.callbacks.Callback):
+    """Uses another model on the same workers, between the epochs and the batches of this one."""
+
+    def __init__(self, other):
+        super().__init__()
+        self.other, self.seen = other, []
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.seen.append(float(tf2dist.predict(self.other, data()[0]).sum()))
+        tf2dist.fit(self.other, data(), batch_size=16, seed=3, parameter_server=SYNC)
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 1:
+            self.seen.append(tf2dist.evaluate(self.other, data(), batch_size=16))
+
+
+with strategy.scope():
+    model, other = classifier(OPTIMIZERS["sgd"]()), classifier(OPTIMIZERS["momentum"]())
+looks = LooksAtAnother(other)
+fit("beside another", model, data(), epochs=2, callbacks=[looks])
+results["seen of another"] = looks.seen
 with strategy.scope():
     model = classifier(OPTIMIZERS["sgd"]())
 fit("backup", model, data(), tf2dist.ParameterServer("sync", backup_workers=1), epochs=2, steps_per_epoch=40)

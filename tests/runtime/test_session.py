@@ -35,6 +35,7 @@ def test_alone(monkeypatch):
     alone = Session()
     assert (alone.strategy, alone.cluster, alone.role, alone.is_evaluator) == (None, None, Role.SOLO, False)
     assert (alone.lost_tasks(), alone.wait_for_loss(0.0), alone.has_failed) == ([], "", False)
+    assert alone.unused_workers() == set()
     assert alone.start_timeout == 120.0
     assert Session(start_timeout=3.0).start_timeout == 3.0
 

@@ -5,6 +5,7 @@ import csv
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tf2dist
 from tests.conftest import ONE_QUICKLY, sampled, strategies
@@ -277,6 +278,59 @@ def test_a_callback_ends_evaluation_and_prediction(strategy):
         np.testing.assert_allclose(tf2dist.evaluate(model, x, y, batch_size=BATCH, callbacks=Stop()), expected)
         assert len(tf2dist.predict(model, x, batch_size=BATCH, callbacks=Stop())) == 2 * BATCH
     assert len(tf2dist.predict(model, x, batch_size=BATCH)) == ROWS
+
+
+class Scaled(keras.layers.Layer):
+    """Its inputs times a number, of which a callback says what it is."""
+
+    def build(self, shape):
+        self.factor = self.add_weight(shape=(), initializer="zeros", trainable=False)
+
+    def call(self, x):
+        return x * self.factor
+
+
+class SetsFactor(keras.callbacks.Callback):
+    """What its hooks do before a batch counts for that batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.begun = []
+
+    def on_test_batch_begin(self, batch, logs=None):
+        self.begun.append(batch)
+        self.model.layers[-1].factor.assign(float(batch))
+
+    on_predict_batch_begin = on_test_batch_begin
+
+
+@pytest.mark.parametrize("kind", ["arrays", "dataset", "dataset of unknown length"])
+def test_a_batch_of_evaluation_or_prediction_begins_before_it_is_computed(strategy, kind):
+    rows = np.ones((8, 1), np.float32)
+
+    def dataset(*arrays):
+        made = tf.data.Dataset.from_tensor_slices(arrays if len(arrays) > 1 else arrays[0]).batch(2)
+        return made.filter(lambda *_: True) if "unknown" in kind else made
+
+    def results(made, evaluate, predict):
+        found = []
+        for call, arrays in ((evaluate, (rows, 0 * rows)), (predict, (rows,))):
+            callback = SetsFactor()
+            given = (*arrays,) if kind == "arrays" else (dataset(*arrays),)
+            size = {"batch_size": 2} if kind == "arrays" else {}
+            value = call(made, *given, verbose=0, callbacks=[callback], **size)
+            found.append((np.ravel(value).tolist(), callback.begun[:4]))
+        return found
+
+    def model():
+        made = keras.Sequential([keras.Input((1,)), Scaled()])
+        made.compile("sgd", "mse")
+        return made
+
+    with strategy.scope():
+        ours = results(model(), tf2dist.evaluate, tf2dist.predict)
+    assert ours == results(model(), keras.Model.evaluate, keras.Model.predict)
+    assert ours[0] == ([3.5], [0, 1, 2, 3])
 
 
 @slowly_on_mirrored

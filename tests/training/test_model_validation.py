@@ -9,7 +9,7 @@ import tensorflow
 
 import tf2dist
 from tests.conftest import ONE_QUICKLY, sampled, strategies
-from tests.models import OPTIMIZERS, classifier, data
+from tests.models import CLASSES, FEATURES, OPTIMIZERS, ROWS, classifier, data
 
 strategy = strategies(ONE_QUICKLY)
 
@@ -58,6 +58,76 @@ def compiled(strategy, **kwargs):
 def test_a_metric_that_does_not_add_up(strategy):
     with pytest.raises(ValueError, match=r"metric largest \(Largest\) does not add up"):
         fit(compiled(strategy, metrics=["accuracy", Largest()]))
+
+
+class Watches(keras.layers.Layer):
+    """Measures what passes, and adds noise."""
+
+    def __init__(self, metric):
+        super().__init__()
+        self.metric = metric
+        self.noise = keras.layers.GaussianNoise(0.1, seed=1)
+
+    def call(self, x, training=False):
+        self.metric.update_state(x, x)
+        return self.noise(x, training=training)
+
+
+class FromTen(Rows):
+    """Its state adds up, from another beginning."""
+
+    def reset_state(self):
+        self.count.assign(10.0)
+
+
+class Latest(Largest):
+    """The last value that it was given."""
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.value.assign(keras.ops.max(y_pred) + 1.0)
+
+
+def watching(strategy, metric, model_class=keras.Model, **kwargs):
+    with strategy.scope():
+        inputs = keras.Input((FEATURES,))
+        model = model_class(inputs, keras.layers.Dense(CLASSES)(Watches(metric())(inputs)))
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), **kwargs)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("metric", "why"),
+    [
+        (Largest, "what a batch brings depends on what came before"),
+        (Latest, "what a batch brings depends on what came before"),
+        (FromTen, "it does not begin at zero"),
+    ],
+)
+def test_a_metric_of_a_layer_that_does_not_add_up(strategy, metric, why):
+    with pytest.raises(ValueError, match=rf"\({metric.__name__}\) does not add up: {why}"):
+        fit(watching(strategy, metric, metrics=["accuracy"]))
+
+
+def test_a_metric_of_a_layer_that_adds_up(strategy):
+    found = fit(watching(strategy, Rows, metrics=["accuracy"])).history["rows"]
+    assert found == [ROWS] * len(found)
+
+
+class MeasuresInItsLoss(keras.Model):
+    """Holds a metric that it updates in `compute_loss`."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.largest = Largest()
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        self.largest.update_state(y, y_pred)
+        return super().compute_loss(x, y, y_pred, sample_weight, training=training)
+
+
+def test_a_metric_of_a_loss_that_does_not_add_up(strategy):
+    with pytest.raises(ValueError, match=r"metric largest \(Largest\) does not add up"):
+        fit(watching(strategy, Rows, MeasuresInItsLoss))
 
 
 @pytest.mark.parametrize("second", sampled(["validation", "evaluate", "fit"], [], ["validation", "evaluate", "fit"]))

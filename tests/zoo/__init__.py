@@ -57,7 +57,8 @@ class Case:
     `(x, y)` or `(x, y, sample_weight)`. What holds: `alone` with one replica, `replicas` with several in step (as
     `alone` if None), `asynchronous` with several workers that do not wait for each other; `where` for single
     strategies by name, and before all of these. A `Band` is for a model that has learned, and with half of the updates
-    has not learned enough: `band_epochs` is how long that takes.
+    has not learned enough: `band_epochs` is how long that takes. `needs` is an optimizer that older versions of Keras
+    do not have.
     """
 
     build: Callable[[], keras.Model]
@@ -74,6 +75,7 @@ class Case:
     where: dict[str, Any] = field(default_factory=dict)
     untouched: tuple[str, ...] = ()  # parts of the paths of weights that must keep their values
     skips: bool = False  # the optimizer skips a step whose gradients overflow
+    needs: str = ""
 
     def expected(self, strategy: str, asynchronous: bool = False):
         """What holds on this strategy."""

@@ -534,6 +534,20 @@ def own_loss():
     return model
 
 
+class OwnLogs(keras.Sequential):
+    """Overrides `get_metrics_result`: logs what it makes of its metrics as well."""
+
+    def get_metrics_result(self):
+        logs = super().get_metrics_result()
+        return {**logs, "perplexity": ops.exp(logs["loss"])}
+
+
+def own_logs():
+    model = OwnLogs([keras.Input((10,)), layers.Dense(6, "tanh"), layers.Dense(1)])
+    model.compile(optimizers.SGD(0.05), "mse", metrics=["mae"])
+    return model
+
+
 class OwnStep(keras.Model):
     """Overrides `train_step`."""
 
@@ -735,7 +749,7 @@ CASES = {
     "mlp": Case(mlp, mlp_data, validate=True),
     "selu": Case(selu, selu_data),
     "autoencoder": Case(autoencoder, autoencoder_data, dataset=lambda d: d),
-    "hinge": Case(hinge, hinge_data),
+    "hinge": Case(hinge, hinge_data, needs="Muon"),
     "convnet": Case(convnet, images, band_epochs=25),
     "batch_normalization": Case(batch_normalization, images, replicas=Band(_STATISTICS), band_epochs=6),
     "segmentation": Case(segmentation, segmentation_data, batch=8),
@@ -751,6 +765,13 @@ CASES = {
     "subclassed": Case(subclassed, regression_data),
     "measured": Case(measured, regression_data, validate=True, band_epochs=2),
     "own_loss": Case(own_loss, regression_data, band_epochs=2),
+    "own_logs": Case(
+        own_logs,
+        regression_data,
+        validate=True,
+        band_epochs=2,
+        asynchronous=Band(_TURNS, aside=("perplexity", "val_perplexity")),
+    ),
     "overridden_step": Case(overridden_step, regression_data, where={"central": _NO_STEP, "ps": _NO_STEP}),
     "sample_weights": Case(sample_weights, sample_weights_data),
     "class_weights": Case(
@@ -764,9 +785,9 @@ CASES = {
     "accumulated": Case(accumulated, regression_data, asynchronous=_NO_SUMS),
     "constrained": Case(constrained, regression_data, band_epochs=2),
     "scaled": Case(scaled, regression_data, band_epochs=2),
-    "schedule_free": Case(schedule_free, regression_data),
+    "schedule_free": Case(schedule_free, regression_data, needs="ScheduleFreeAdamW"),
     "counted": Case(counted, autoencoder_data, batch=2, asynchronous=Equal()),
-    "several_optimizers": Case(several_optimizers, regression_data),
+    "several_optimizers": Case(several_optimizers, regression_data, needs="MultiOptimizer"),
     "summed": Case(summed, regression_data, band_epochs=2),
     "unreduced": Case(unreduced, regression_data, band_epochs=2),
     "weighted_mean": Case(weighted_mean, sample_weights_data, band_epochs=2),
@@ -783,4 +804,5 @@ CASES = {
     ),
     "xla": Case(xla, regression_data, where={"central": _NO_XLA, "ps": _NO_XLA}),
 }
+CASES = {name: case for name, case in CASES.items() if not case.needs or hasattr(optimizers, case.needs)}
 SAVED = ("convnet", "lstm", "two_tower", "tabular", "transformer")  # saved, exported and loaded again

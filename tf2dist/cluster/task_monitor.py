@@ -79,6 +79,12 @@ class LeaderMonitor:
         with self._changed:
             return list(self._lost)
 
+    @property
+    def unused(self) -> set[Task]:
+        """The tasks that TensorFlow does not use: those lost, and those that are back as long as others are lost."""
+        with self._changed:
+            return set(self._unused)
+
     def first_loss(self, limit: float = 0.0) -> str:
         """Returns which task was lost first, waiting `limit` seconds for a loss; empty if none is, or all are back."""
         return self._first_loss.get(limit)
@@ -299,6 +305,11 @@ class FollowerMonitor:
     def lost(self) -> list[Task]:
         """Always empty: a peer does not know of the others, and ends with the first one."""
         return []
+
+    @property
+    def unused(self) -> set[Task]:
+        """Always empty, as `lost`."""
+        return set()
 
     def first_loss(self, limit: float = 0.0) -> str:
         """Returns how the first peer was lost, waiting `limit` seconds for that; empty if it was not."""

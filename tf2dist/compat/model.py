@@ -24,6 +24,11 @@ def overrides_compute_metrics(model: keras.Model) -> bool:
     return _overrides(model, "compute_metrics")
 
 
+def overrides_metrics_result(model: keras.Model) -> bool:
+    """Does the model say itself what is logged of its metrics?"""
+    return _overrides(model, "get_metrics_result")
+
+
 def overrides_compute_loss(model: keras.Model) -> bool:
     """Does the model say itself what the loss is?"""
     return _overrides(model, "compute_loss")

@@ -1,21 +1,31 @@
-"""What the supported versions of TensorFlow and Keras have, and others of them have not."""
+"""What differs between the versions of TensorFlow and Keras that are supported; `make matrix` tries them."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import logging
 
 import keras
+import tensorflow as tf
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
+NEWEST = {"TensorFlow": (2, 21), "Keras": (3, 15)}  # that were tried
 
-def max_epochs() -> int | None:
-    """The limit of `keras.config.set_max_epochs`; None if there is none, as before Keras 3.10."""
-    return keras.config.max_epochs() if hasattr(keras.config, "max_epochs") else None
+_log = logging.getLogger("tf2dist")
 
 
-def max_steps_per_epoch() -> int | None:
-    """The limit of `keras.config.set_max_steps_per_epoch`; None if there is none, as before Keras 3.10."""
-    return keras.config.max_steps_per_epoch() if hasattr(keras.config, "max_steps_per_epoch") else None
+@functools.cache
+def warn_if_untried() -> None:
+    """Warns, once a process, where TensorFlow or Keras is newer than any that was tried."""
+    for package, found in (("TensorFlow", tf.__version__), ("Keras", keras.__version__)):
+        newest = NEWEST[package]
+        if tuple(map(int, found.split(".")[:2])) > newest:
+            _log.warning(
+                "tf2dist was tried with %s up to %d.%d, and this is %s: should training fail or give odd numbers, try "
+                "it with the older one",
+                *(package, *newest, found),
+            )
 
 
 def optimizers_with_own_apply() -> list[type]:

@@ -291,10 +291,13 @@ class KerasTrainStep:
         """See `TrainStep`."""
         loss, examples, *states = sums
         mean = float(loss / examples) if examples else float("nan")
-        states = [tf.cast(s, v.dtype) for s, v in zip(states, self._metric_variables, strict=True)]
+        variables = [*keras_model.loss_tracker(self.model).variables, *self._metric_variables]
+        states = [tf.cast(s, v.dtype) for s, v in zip(sums, variables, strict=True)]
         forward: dict[str, Any] = {}
         compiled: dict[str, Any] = {}
-        with keras.StatelessScope(list(zip(self._metric_variables, states, strict=True))):
+        with keras.StatelessScope(list(zip(variables, states, strict=True))):
+            if keras_model.overrides_metrics_result(self.model):
+                return as_logs(self.model.get_metrics_result())
             for metric in self._forward_metrics:
                 value = metric.result()
                 forward |= value if isinstance(value, dict) else {metric.name: value}

@@ -189,8 +189,14 @@ def main() -> None:
     gc.freeze()  # the collector would write to, and so copy, the pages that children share
 
     server = ForkServer(socket.socket(fileno=int(control)), int(files))
-    # The kernel sends SIGTERM when the launcher dies, even if another process still holds its end of the socket.
-    signal.signal(signal.SIGTERM, lambda signum, frame: server.control.shutdown(socket.SHUT_RD))
+
+    def end_without_launcher(signum: int, frame: Any) -> None:
+        # The kernel sends SIGTERM when the launcher dies, even if another process still holds its end of the socket.
+        # Who sends it to all processes at once has sent it to the launcher too, which gives the others time to save.
+        if os.getppid() != int(launcher):
+            server.control.shutdown(socket.SHUT_RD)
+
+    signal.signal(signal.SIGTERM, end_without_launcher)
     task = server.serve()
     if task is None:
         os._exit(0)  # nothing here needs an orderly end

@@ -96,11 +96,10 @@ class ForkServerClient:
 
     def end(self, grace: float) -> None:
         """Ends every process: SIGTERM now (once), SIGKILL for what is left after `grace` seconds."""
-        if not self.ready:
-            self.process.terminate()  # it still imports, has no children, and would not read a command yet
-            return
         with contextlib.suppress(ConnectionError):  # it is gone, and its children with it
             self.control.send(json.dumps({"end": grace}).encode())
+        if not self.ready:
+            self.process.terminate()  # as long as it imports it has no children, and reads no command
 
     def event(self) -> dict[str, Any] | None:
         """Reads the next event; returns None when the fork server is gone."""

@@ -70,6 +70,7 @@ class ProcessGroup:
         self._alive = True  # does the fork server run, and with it any process?
         self._failed: int | None = None  # the process that ended the group
         self._interrupted: signal.Signals | None = None  # by this signal to the launcher
+        self._interrupted_at = 0.0  # by the monotonic clock
         self._preempted = False
         self._pids: dict[int, int] = {}
         self._statuses: dict[int, int] = {}  # of those that have ended and are not started again
@@ -330,7 +331,10 @@ class ProcessGroup:
 
     def _on_signal(self, signum: signal.Signals) -> None:
         """Carries out the response to a signal to the launcher."""
-        self._interrupted = signum
+        now = time.monotonic()
+        if self._interrupted not in (None, signum) and now - self._interrupted_at < signals.SAME_REQUEST:
+            return
+        self._interrupted, self._interrupted_at = signum, now
         response = signals.response(signum, repeated=self._status is not None)
         if not response.kills:
             self._say(f"{signum.name}: ending {self._unfinished()}; once more kills at once")

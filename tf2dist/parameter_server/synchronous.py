@@ -152,6 +152,7 @@ class SynchronousDispatcher:
             self._sent_batches += steps
             update.send_slices(single_batches(together, ends, stream.element_spec))
         if self._running is None:
+            self._pool.keep_busy(self.cancel)
             self._round += 1
             for _ in range(self._pool.count):
                 last = tf.constant(STOP + self._round, tf.int64)
@@ -178,6 +179,7 @@ class SynchronousDispatcher:
 
     def cancel(self) -> None:
         """Ends the workers' executions; a worker that does not answer ends its execution when it does."""
+        self._pool.release()
         if self._running is not None:
             # One worker may be left with the executions of all: enough tokens to end each of them.
             counts = [self._pool.count] * self._pool.count
@@ -199,8 +201,8 @@ class SynchronousDispatcher:
 
 def gradient_quotas(workers: int, needed: int) -> list[int]:
     """How many gradients of an update each worker computes: one, or more where fewer than `needed` workers are left."""
-    lost = {t.index for t in session.current().lost_tasks() if t.job == "worker"}
-    present = [w for w in range(workers) if w not in lost]
+    unused = session.current().unused_workers()
+    present = [w for w in range(workers) if w not in unused]
     quotas = [int(w in present) for w in range(workers)]
     for number in range(needed - len(present) if present else 0):
         quotas[present[number % len(present)]] += 1

@@ -49,11 +49,13 @@ class WorkerPool:
         self.count = worker_count(strategy)
         self.slices = ReplicaSlices(count=strategy.num_replicas_in_sync, total=strategy.num_replicas_in_sync)
         self._ends = threading.Condition()  # of scheduled functions
+        self._keeps_busy = False
         observe_scheduling()
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
 
     def schedule(self, function, args: tuple) -> Any:
         """Schedules a `tf.function` on the next free worker; returns its remote value."""
+        self._free_workers()
         busy = weakref.WeakMethod(self._busy_workers)  # the session must not keep the workers' data
         session.current().progress.busy_workers = lambda: method() if (method := busy()) else []
         remote = self._coordinator.schedule(function, args=args)
@@ -62,14 +64,31 @@ class WorkerPool:
 
     def _busy_workers(self) -> list[str]:
         """The names of workers that are not lost, and have not returned what they run."""
-        lost = {task.index for task in session.current().lost_tasks() if task.job == "worker"}
-        busy = set(range(self.count)) - idle_workers(self._coordinator) - lost
+        busy = set(range(self.count)) - idle_workers(self._coordinator) - session.current().unused_workers()
         return [f"worker {index}" for index in sorted(busy)]
 
     def has_idle_worker(self) -> bool:
         """Whether a worker that is not lost is idle."""
-        lost = {task.index for task in session.current().lost_tasks() if task.job == "worker"}
-        return bool(idle_workers(self._coordinator) - lost)
+        return bool(idle_workers(self._coordinator) - session.current().unused_workers())
+
+    def keep_busy(self, free: Callable[[], object]) -> None:
+        """Notes that all workers are to run functions of this pool that end when `free`, a method, is called.
+
+        That is called before anything is scheduled on them for another model. (Each model has a pool of its own.)
+        """
+        session.current().free_workers()
+        method = weakref.WeakMethod(free)  # the session must not keep the model
+        self._keeps_busy = True
+        session.current().free_workers = lambda: call() if (call := method()) else None
+
+    def release(self) -> None:
+        """Notes that what kept the workers busy ends."""
+        self._keeps_busy = False
+
+    def _free_workers(self) -> None:
+        """Ends what another pool keeps the workers busy with."""
+        if not self._keeps_busy:
+            session.current().free_workers()
 
     def _tell(self) -> None:
         with self._ends:
@@ -148,6 +167,7 @@ class WorkerPool:
           arrays: nested NumPy arrays, sent to all workers at once, and again to one that comes back after it was lost;
             `tensors` are what the worker has got. They must not change as long as the iterators are used.
         """
+        self._free_workers()
         pieces = self._pieces(arrays)
 
         @tf.function(input_signature=[array.spec for array in pieces], autograph=False)
@@ -168,6 +188,7 @@ class WorkerPool:
 
         A function that takes them is traced once for all numbers of rows.
         """
+        self._free_workers()
         pieces = self._pieces(arrays)
         specs = [tf.TensorSpec([None, *p.spec.shape[1:]] if p.spec.shape.rank else [], p.spec.dtype) for p in pieces]
         return send_tensors(

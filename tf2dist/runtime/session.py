@@ -53,6 +53,8 @@ class Session(FailureReporter):
       preemption: whether the job was asked to stop, and what this process does then.
       progress: the steps that this process makes.
       strategy: what `join` returned; None if nothing was joined, or with `connect`.
+      free_workers: ends what keeps the workers busy between two updates of a synchronous training. Whoever needs them
+        for something else calls it.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Session(FailureReporter):
         self.cluster = cluster
         self.role = role
         self.strategy: tf.distribute.Strategy | None = None
+        self.free_workers: Callable[[], object] = lambda: None
         self._start_timeout = start_timeout
         self._monitor: LeaderMonitor | FollowerMonitor | None = None
         self._leads = leads
@@ -102,6 +105,10 @@ class Session(FailureReporter):
     def lost_tasks(self) -> list[Task]:
         """Returns the tasks that are lost and have not come back; always none in a process that does not lead."""
         return self._monitor.lost if self._monitor else []
+
+    def unused_workers(self) -> set[int]:
+        """The indices of the workers that run nothing: lost ones, and those that are back beside lost ones."""
+        return {task.index for task in (self._monitor.unused if self._monitor else ()) if task.job == "worker"}
 
     def watch_for_stalls(self, limit: float | None) -> None:
         """Has this process end when it, and the whole job, has made no step for `limit` seconds; never if None.

@@ -120,8 +120,9 @@ def fit(
         another task ended before. It is a `SystemExit`, which ends the program with status 75.
       Exception: what the user's data has raised.
     """
+    versions.warn_if_untried()
     model_validation.check_compiled(model)
-    epochs = _capped(epochs, versions.max_epochs(), "epochs") or 0
+    epochs = _capped(epochs, keras.config.max_epochs(), "epochs") or 0
     callbacks = as_list(callbacks)
     data = as_data(x, y, sample_weight)
     if validation_split and validation_data is None:
@@ -140,7 +141,7 @@ def fit(
 
     validates_itself = model_methods.has_own(model, "evaluate") and not session.current().is_evaluator
     validation = None if validation_data is None or validates_itself else adapt_validation()
-    epoch_steps = _capped(steps_per_epoch or adapter.steps, versions.max_steps_per_epoch(), "steps_per_epoch")
+    epoch_steps = _capped(steps_per_epoch or adapter.steps, keras.config.max_steps_per_epoch(), "steps_per_epoch")
     if not epoch_steps:
         raise UsageError("the data is endless or empty: say how long an epoch is with steps_per_epoch")
     prepared = prepare(model, parameter_server or ParameterServer())
@@ -274,7 +275,7 @@ def predict(
 def _one_pass(data: Any, batch_size: int | None, steps: int | None, name: str) -> FiniteDataAdapter:
     """The adapter of data that `evaluate` and `predict` read; `name` is what a user calls the steps."""
     adapter = make_finite_adapter(data, batch_size=batch_size, steps=steps)
-    limited = _capped(adapter.steps, versions.max_steps_per_epoch(), name)
+    limited = _capped(adapter.steps, keras.config.max_steps_per_epoch(), name)
     if limited is not None and limited != adapter.steps:
         adapter = adapter.first(limited)
     data_validation.check_has_end(adapter, name)

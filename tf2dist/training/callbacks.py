@@ -15,12 +15,18 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf2dist.compat.profiling import profiles_batches
 from tf2dist.errors import UsageError
 from tf2dist.runtime import collectives
 
 _log = logging.getLogger("tf2dist")
 
-_BY_SAVE_FREQ = (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)  # "epoch", or so many batches
+_ORBAX = tuple(c for c in [getattr(keras.callbacks, "OrbaxCheckpoint", None)] if c is not None)  # since Keras 3.14
+_BY_SAVE_FREQ = (  # "epoch", or so many batches
+    keras.callbacks.ModelCheckpoint,
+    keras.callbacks.BackupAndRestore,
+    *_ORBAX,
+)
 # They write files, which only one process of a job should do.
 _WRITERS = (
     keras.callbacks.ModelCheckpoint,
@@ -28,6 +34,7 @@ _WRITERS = (
     keras.callbacks.CSVLogger,
     keras.callbacks.BackupAndRestore,
     keras.callbacks.RemoteMonitor,
+    *_ORBAX,
 )
 
 
@@ -137,7 +144,7 @@ def need_every_batch(
     """Is a hook to be called for every batch of training or evaluation, so that an execution can take one step only?
 
     That is so for hooks of the user's, and for those of Keras's own that go by the number of batches: `save_freq=100`,
-    `TensorBoard(update_freq="batch")`. All peers of a job get the same answer.
+    `TensorBoard(update_freq="batch")` or with `profile_batch`. All peers of a job get the same answer.
     """
     names = [type(c).__name__ for c in callbacks.callbacks if _needs_every_batch(c, _BATCH_HOOKS[what])]
     if names:
@@ -155,7 +162,9 @@ def _any_peer(strategy: tf.distribute.Strategy, wanted: bool) -> bool:
 def _needs_every_batch(callback: keras.callbacks.Callback, hooks: Sequence[str]) -> bool:
     if isinstance(callback, ExecutionCallback):
         return False
-    if isinstance(callback, keras.callbacks.TensorBoard) and callback.update_freq != "epoch":
+    if isinstance(callback, keras.callbacks.TensorBoard) and (
+        callback.update_freq != "epoch" or profiles_batches(callback)
+    ):
         return True
     if isinstance(callback, _BY_SAVE_FREQ) and callback.save_freq != "epoch":
         return True

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from tf2dist.compat.global_batch_loss import metrics_of_slice
-from tf2dist.compat.model import compiled_metrics, is_function_of_a_batch, is_of_keras
+from tf2dist.compat.model import (
+    all_metrics,
+    call,
+    compiled_metrics,
+    compute_loss,
+    is_function_of_a_batch,
+    is_of_keras,
+    layer_metrics,
+    overrides_compute_metrics,
+)
 from tf2dist.compat.stateless_scope import compute_output_spec
 from tf2dist.errors import UsageError
 from tf2dist.training.loss_validation import computes_in_16_bits
@@ -19,6 +28,8 @@ from tf2dist.training.made_up_rows import made_up
 
 _CUT = 1
 _SIZES = [0.2, 1.5, 1.0]  # of rows; those that are alike would show nothing
+_STATES = (2.0, 1000.0, -1000.0)  # from which metrics are tried
+_DEPENDS = "what a batch brings depends on what came before"
 _DRAWS = 3  # of rows: by accident one may show nothing either
 
 
@@ -27,29 +38,77 @@ def check_metrics(model: keras.Model, spec) -> None:
 
     Tries those of other makers than Keras on two rows of zeros, from different states.
     """
+    _check_forward_metrics(model, spec)
     if compiled_metrics(model) is None:
         return
     metrics = [m for m in compiled_metrics(model).metrics if not is_of_keras(m)]
     if not metrics:
         return
-    for metric in metrics:
-        # It may hold what an epoch has left, which is over when the next one or an evaluation begins.
-        if any(np.any(keras.ops.convert_to_numpy(v)) for v in metric.stateless_reset_state()):
-            raise UsageError(_no_sum_message(metric, "it does not begin at zero"))
+    _check_begin_at_zero(metrics)
     with tf.device("/cpu:0"), contextlib.suppress(tf.errors.OpError, TypeError):  # rows of zeros may make no sense
         _, y, weight = keras.utils.unpack_x_y_sample_weight(tf.nest.map_structure(_zeros, spec))
         y_pred = tf.nest.map_structure(_zeros, _output_spec(model, spec))
         compiled = compiled_metrics(model)
         zeros = [np.zeros(v.shape, v.dtype) for v in compiled.variables]
         brought = compiled.stateless_update_state(zeros, y, y_pred, weight)
-        for state in (2.0, 1000.0, -1000.0):
+        for state in _STATES:
             begun = [z + z.dtype.type(state) for z in zeros]
             after = compiled.stateless_update_state(begun, y, y_pred, weight)
             apart = [not np.allclose(a, b + s) for a, b, s in zip(after, brought, begun, strict=True)]
             for metric in metrics:
                 mine = {id(v) for v in metric.variables}
                 if any(wrong and id(v) in mine for wrong, v in zip(apart, compiled.variables, strict=True)):
-                    raise UsageError(_no_sum_message(metric, "what a batch brings depends on what came before"))
+                    raise UsageError(_no_sum_message(metric, _DEPENDS))
+
+
+def _check_begin_at_zero(metrics: Sequence[keras.metrics.Metric]) -> None:
+    for metric in metrics:
+        # It may hold what an epoch has left, which is over when the next one or an evaluation begins.
+        if any(np.any(keras.ops.convert_to_numpy(v)) for v in metric.stateless_reset_state()):
+            raise UsageError(_no_sum_message(metric, "it does not begin at zero"))
+
+
+def _check_forward_metrics(model: keras.Model, spec) -> None:
+    """As `check_metrics`, for those that layers, losses and the model itself update."""
+    metrics = [m for m in layer_metrics(model) if not is_of_keras(m)]
+    if not metrics:
+        return
+    _check_begin_at_zero(metrics)
+    found: list[keras.metrics.Metric] = []
+    with tf.device("/cpu:0"), contextlib.suppress(Exception):  # rows of zeros may make no sense
+        apart = _depend_on_state(model, spec, metrics)
+        for metric in metrics:
+            if apart & {id(v) for v in metric.variables}:
+                found.append(metric)
+    for metric in found:
+        raise UsageError(_no_sum_message(metric, _DEPENDS))
+
+
+def _depend_on_state(model: keras.Model, spec, metrics: Sequence[keras.metrics.Metric]) -> set[int]:
+    """Ids of variables to which a batch brings something else where they hold something else."""
+    variables = [v for m in metrics for v in m.variables]
+    others = [v for m in all_metrics(model) if not any(m is k for k in metrics) for v in m.variables]
+    x, y, weight = keras.utils.unpack_x_y_sample_weight(tf.nest.map_structure(_zeros, spec))
+
+    def after(state: float, training: bool) -> list[np.ndarray]:
+        begun = [(v, tf.cast(tf.fill(v.shape, state), v.dtype)) for v in variables]
+        begun += [(v, tf.zeros(v.shape, v.dtype)) for v in others]
+        with keras.StatelessScope(begun) as scope:  # seeds stay as they are for the next time
+            y_pred = call(model, x, training=training)
+            compute_loss(model, x, y, y_pred, weight, training=training)
+            if overrides_compute_metrics(model):
+                model.compute_metrics(x, y, y_pred, sample_weight=weight)
+            return [keras.ops.convert_to_numpy(scope.get_current_value(v)) for v in variables]
+
+    apart: set[int] = set()
+    for training in (True, False):
+        brought, again = after(0.0, training), after(0.0, training)
+        for state in _STATES:
+            for variable, value, first, second in zip(variables, after(state, training), brought, again, strict=True):
+                # Where random numbers without a seed bring something else each time, nothing is found out.
+                if np.allclose(first, second) and not np.allclose(value, first + first.dtype.type(state)):
+                    apart.add(id(variable))
+    return apart
 
 
 def check_metrics_of_slices(model: keras.Model, spec) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import keras
 import numpy as np
@@ -28,6 +28,7 @@ from tf2dist.training.choose_dispatcher import choose_dispatcher
 from tf2dist.training.metric_sums import MetricSums
 from tf2dist.training.model_in_scope import move_into_scope
 
+_Result = TypeVar("_Result")
 _PREPARED = "_tf2dist_prepared"  # the model's attribute, so that it is forgotten with the model
 
 
@@ -172,8 +173,8 @@ class PreparedModel:
         session.current().progress.compiles()
         with self._one_pass(data):
             results = self.dispatcher.evaluate(step, data, one_by_one=one_by_one)
-            for more, their_sums in session.current().progress.steps_of(results):
-                callbacks.on_test_batch_begin(batches)
+            begin = callbacks.on_test_batch_begin
+            for more, their_sums in _announced(session.current().progress.steps_of(results), data.steps, begin):
                 sums.add(their_sums)
                 batches += more
                 callbacks.on_test_batch_end(batches - 1, sums.logs() if wanted else None)
@@ -197,14 +198,40 @@ class PreparedModel:
         batches = []
         with self._one_pass(data):
             results = self.dispatcher.predict(PredictStep(self.model), data)
-            for number, outputs in enumerate(session.current().progress.steps_of(results)):
-                callbacks.on_predict_batch_begin(number)
+            outputs_of = ((1, outputs) for outputs in session.current().progress.steps_of(results))
+            announced = _announced(outputs_of, data.steps, callbacks.on_predict_batch_begin)
+            for number, (_, outputs) in enumerate(announced):
                 batches.append(outputs)
                 callbacks.on_predict_batch_end(number, {"outputs": outputs})
                 if self.model.stop_predicting:
                     break
         callbacks.on_predict_end()
         return tf.nest.map_structure(lambda *arrays: _joined(arrays), *batches)
+
+
+def _announced(
+    results: Iterable[tuple[int, _Result]], batches: int | None, begin: Callable[[int], None]
+) -> Iterator[tuple[int, _Result]]:
+    """Yields results, and calls `begin` with the number of the first batch of each before that is computed.
+
+    As in Keras, it is called once more at the end where nobody knows how many batches there are.
+
+    Args:
+      results: how many batches each is of, and what came of them.
+      batches: how many there are; None if that is not known.
+    """
+    done, results = 0, iter(results)
+    while True:
+        known = batches is None or done < batches
+        if known:
+            begin(done)
+        found = next(results, None)
+        if found is None:
+            return
+        if not known:
+            begin(done)
+        yield found
+        done += found[0]
 
 
 def _joined(arrays: Sequence[np.ndarray]) -> Any:
