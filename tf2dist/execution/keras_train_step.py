@@ -261,7 +261,10 @@ class KerasTrainStep:
                 sums += self._compiled_metrics.stateless_update_state(zeros, y, y_pred, sample_weight)
         if slice_weight is not None:  # a slice that stands in for an empty one does not count
             sums = [tf.where(slice_weight > 0, t, tf.zeros_like(t)) for t in sums]
-        return [tf.convert_to_tensor(t) for t in sums]
+        sums = [tf.convert_to_tensor(t) for t in sums]
+        for tensor, variable in zip(sums[2:], self._metric_variables, strict=True):
+            tensor.set_shape(variable.shape)  # which metrics of Keras 3.10 leave open
+        return sums
 
     def _with_losses(self, sums: Sequence, values: Sequence, examples) -> list[tf.Tensor]:
         """Metric sums with the values that are made of losses; `examples` f32[] are those of the global batch."""
