@@ -135,6 +135,12 @@ def test_a_batch_is_cut_for_the_workers_that_are_waited_for(tf, monkeypatch):
         def schedule(self, function, arguments):
             self.scheduled += 1
 
+        def keep_busy(self, free):
+            pass
+
+        def release(self):
+            pass
+
         def open_iterators(self, make_dataset, arrays=(), *, on_host=False):
             made = []
             for worker in range(self.count):
