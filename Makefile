@@ -9,7 +9,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # share are made once. One that dies has failed, and is not replaced: what replaces it can wait for tests for ever.
 PYTEST := $(BIN)/python -m pytest --numprocesses=3 --dist=loadfile --max-worker-restart=0
 
-.PHONY: train test test-gpu test-slow test-exhaustive test-all fuzz chaos check bench clean
+.PHONY: train test test-gpu test-slow test-exhaustive test-all matrix fuzz chaos check bench clean
 
 train: $(VENV)/installed  ## train on handwritten digits, on a local parameter server cluster
 	$(BIN)/python -m trainers.mnist --strategy=ps
@@ -28,6 +28,10 @@ test-all: $(VENV)/installed-test  ## all of them
 
 test-gpu: $(VENV)/installed-gpu  ## what must be true on GPUs, on this machine's; says so where there is none
 	TF2DIST_TESTS_GPU=gpu $(BIN)/python -m pytest tests/gpu -q -rs
+
+matrix: $(BIN)/python  ## models of all kinds with other versions of TensorFlow and Keras, each pair in an environment of its own
+	$(PIP) --editable '.[matrix]'
+	$(BIN)/python -m tests.matrix
 
 N ?= 60
 fuzz: $(VENV)/installed-test  ## N random trainings a strategy, compared with those of Keras on one device
