@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(400)
 # Each kind is tried by the tests marked slow in one job at least, and in every job by all tests together.
 SOME_KINDS = {
     "multiworker": ("PyDataset with processes", "generator", "ragged"),
-    "ps, synchronous": ("PyDataset that changes", "from_generator"),
+    "ps, synchronous": ("PyDataset", "PyDataset that changes", "from_generator"),
     "ps, one worker": ("PyDataset with threads", "PyDataset without end", "numpy_function"),
     "ps": ("iterable", "DataLoader", "sparse"),
 }

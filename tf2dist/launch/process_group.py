@@ -332,8 +332,8 @@ class ProcessGroup:
     def _on_signal(self, signum: signal.Signals) -> None:
         """Carries out the response to a signal to the launcher."""
         now = time.monotonic()
-        if self._interrupted not in (None, signum) and now - self._interrupted_at < signals.SAME_REQUEST:
-            return
+        if self._interrupted not in (None, signum) and now - self._interrupted_at < linux.SAME_REQUEST:
+            return  # who presses Ctrl-C twice means it
         self._interrupted, self._interrupted_at = signum, now
         response = signals.response(signum, repeated=self._status is not None)
         if not response.kills:

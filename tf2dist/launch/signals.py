@@ -22,11 +22,6 @@ class Response(NamedTuple):
     kills: bool
 
 
-# Seconds in which another signal is the same request: a session that is closed sends SIGTERM and SIGHUP. Who presses
-# Ctrl-C twice means it.
-SAME_REQUEST = 1.0
-
-
 def response(signum: signal.Signals, *, repeated: bool) -> Response:
     """Returns what a signal does: the first one ends the job, any other one (`repeated`) kills it."""
     return Response(128 + signum, f"ended by {signum.name}", kills=repeated)

@@ -17,10 +17,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tf2dist.system import linux
+from tf2dist.system.linux import SAME_REQUEST
 
-# Seconds in which another SIGTERM is the same request: a platform that signals all processes of a service, and a
-# launcher among them that passes it on, send two.
-SAME_REQUEST = 1.0
 _HANDLED = b"\0"  # written into the pipe by the handler; the system writes the number of the signal
 
 

@@ -15,6 +15,10 @@ from typing import NoReturn
 if sys.platform != "linux":
     raise ImportError(f"tf2dist needs Linux, and this is {sys.platform}")
 
+# Seconds in which another signal that asks a process to end is the same request. A platform that signals all processes
+# of a service, and a launcher among them that passes it on, send SIGTERM twice; a session that is closed sends SIGTERM
+# and SIGHUP.
+SAME_REQUEST = 1.0
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _DELIVERY = 1.0  # seconds in which the kernel delivers a signal

@@ -74,14 +74,12 @@ def _check_forward_metrics(model: keras.Model, spec) -> None:
     if not metrics:
         return
     _check_begin_at_zero(metrics)
-    found: list[keras.metrics.Metric] = []
+    apart: set[int] = set()
     with tf.device("/cpu:0"), contextlib.suppress(Exception):  # rows of zeros may make no sense
         apart = _depend_on_state(model, spec, metrics)
-        for metric in metrics:
-            if apart & {id(v) for v in metric.variables}:
-                found.append(metric)
-    for metric in found:
-        raise UsageError(_no_sum_message(metric, _DEPENDS))
+    for metric in metrics:
+        if apart & {id(v) for v in metric.variables}:
+            raise UsageError(_no_sum_message(metric, _DEPENDS))
 
 
 def _depend_on_state(model: keras.Model, spec, metrics: Sequence[keras.metrics.Metric]) -> set[int]:
