@@ -1,7 +1,9 @@
 """map_reduce in one process, and the task scheduler with devices that die or are late."""
 
+import contextlib
 import functools
 import importlib
+import itertools
 import operator
 import random
 import threading
@@ -12,11 +14,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import tf2dist
 from tf2dist.errors import ShardError
 from tf2dist.map_reduce import task_scheduler
 from tf2dist.map_reduce.map_reduce import map_reduce
 from tf2dist.map_reduce.reduction_tree import ReductionTree
 from tf2dist.map_reduce.task_scheduler import Task, TaskScheduler
+from tf2dist.runtime import session
 
 REDUCERS = {
     "sum": operator.add,
@@ -247,6 +251,39 @@ def _results(tf, tasks, devices):
         yield from TaskScheduler(devices, remote=True).run(Task(*task) for task in tasks)
     finally:
         tf.device = real
+
+
+def test_workers_that_came_back_are_connected_again_when_none_is_lost_and_get_tasks(tf, soon, monkeypatch):
+    """Both die in their first task, and come back one after the other. Nothing runs until both are connected."""
+    lost, connected, looks = [], [], itertools.count()
+
+    def function(number):
+        if not connected:
+            raise tf.errors.UnavailableError(None, None, "Connection reset by peer")
+        return tf.constant(number)
+
+    def lost_tasks():
+        look = next(looks)
+        lost[:] = [tf2dist.Task("worker", index) for index in (0, 1) if 2 <= look < 20 + 20 * index]
+        return list(lost)
+
+    def reconnect():
+        assert not lost
+        connected.append(next(looks))
+
+    current = session.Session()
+    monkeypatch.setattr(current, "lost_tasks", lost_tasks)
+    monkeypatch.setattr(current, "unused_workers", lambda: {0, 1} if lost else set())
+    monkeypatch.setattr(session, "_current", current)
+    monkeypatch.setattr(task_scheduler, "reconnect_to_restarted_tasks", reconnect)
+    monkeypatch.setattr(tf, "device", lambda name: contextlib.nullcontext())
+    devices = [task_scheduler._worker_device(index) for index in (0, 1)]
+    scheduler = TaskScheduler(devices, remote=True)
+    found = list(scheduler.run(Task(i, function, i) for i in range(20)))
+    assert sorted(found) == [(i, i) for i in range(20)]
+    assert len(connected) == 1
+    assert connected[0] >= 40
+    assert sorted(scheduler._idle) == devices  # each once, though what it ran ended after it was given up
 
 
 @pytest.mark.parametrize("failing", [0, 1])

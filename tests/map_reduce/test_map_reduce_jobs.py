@@ -15,20 +15,29 @@ def test_workers_that_stop_and_die(by_hand, tmp_path):
     job = by_hand(f"{PROGRAMS}.mapreduce", str(tmp_path))
     worker = job.processes["worker 1"]
 
-    def when(name, number):
+    def when(name, number, process):
         job.until(name)
-        worker.send_signal(number)
+        process.send_signal(number)
         (tmp_path / f"{name}.done").touch()
 
-    when("stopped", signal.SIGSTOP)
-    when("going_on", signal.SIGCONT)
-    when("killed", signal.SIGKILL)
+    when("stopped", signal.SIGSTOP, worker)
+    when("going_on", signal.SIGCONT, worker)
+    when("killed", signal.SIGKILL, worker)
+    # Each of them is lost once more, the other one when this one is back.
+    job.until("restarted")
+    job.restart("worker 1")
+    (tmp_path / "restarted.done").touch()
+    job.until("first_killed")
+    job.processes["worker 1"].kill()
+    job.restart("worker 1")
+    (tmp_path / "first_killed.done").touch()
+    when("second_killed", signal.SIGKILL, job.processes["worker 0"])
     status, error = job.ends("chief 0")
     assert status == 0, error
     assert "Traceback" not in error
     found = json.loads((tmp_path / "result.json").read_text())
-    assert {found[name]["inside"] for name in ("whole", "stopped", "killed")} == {INSIDE}
+    assert {found[name]["inside"] for name in ("whole", "stopped", "killed", "each killed")} == {INSIDE}
     assert found["slicings"] >= 12
     shard, message = found["error"]
     assert (shard >= 5, "too large" in message, found["after the error"]) == (True, True, 10)
-    assert [job.ends(name)[0] for name in ("worker 0", "ps 0")] == [0, 0]
+    assert [job.ends(name)[0] for name in ("worker 1", "ps 0")] == [0, 0]

@@ -22,6 +22,7 @@ import tensorflow as tf  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
+from tf2dist.runtime import session  # noqa: E402
 from trainers.common import threefry  # noqa: E402
 
 REDUCERS = {"sum": operator.add, "least": np.minimum, "in order": lambda a, b: np.concatenate([a, b])}
@@ -65,6 +66,27 @@ def inside(name, at=None):
     results[name] = {"inside": int(found), "seconds": time.monotonic() - began}
 
 
+def each_killed():
+    """Each worker is killed once, the second one when the first one is back."""
+
+    def progress(done):
+        if done == 5:
+            ask("first_killed")
+        if done == 15:
+            deadline = time.monotonic() + 120
+            while session.current().lost_tasks() or not (out / "first_killed.done").exists():
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+        if done == 25:
+            ask("second_killed")
+
+    shards = [(first, SIZE) for first in range(0, SAMPLES, SIZE)]
+    found = tf2dist.map_reduce(
+        lambda shard: threefry.inside(1, *shard), shards, operator.add, strategy=strategy, progress=progress
+    )
+    results["each killed"] = {"inside": int(found)}
+
+
 def failing():
     def fn(x):
         tf.debugging.assert_less(x, np.int64(5), "too large")
@@ -83,5 +105,8 @@ inside("whole")
 inside("stopped", at=5)
 ask("going_on")
 inside("killed", at=5)
+right()
+ask("restarted")
+each_killed()
 right()
 (out / "result.json").write_text(json.dumps(results))

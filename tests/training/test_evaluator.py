@@ -1,6 +1,7 @@
 """The evaluator: it follows the checkpoints of a training, whatever happens to them, and ends with it."""
 
 import functools
+import json
 import logging
 import os
 import shutil
@@ -55,6 +56,49 @@ def test_an_evaluator_waits_as_long_as_the_others_do(tmp_path, monkeypatch):
         next(evaluator_task._new_checkpoints(str(tmp_path)))
     monkeypatch.setattr(session, "_current", session.Session(start_timeout=0.2))  # what `join` was told
     with pytest.raises(TaskLostError, match=r"within 0\.2 s"):
+        next(evaluator_task._new_checkpoints(str(tmp_path)))
+
+
+def _ended(directory, state, when=None):
+    """A directory in which a training wrote one checkpoint, and ended: now, or at a Unix time."""
+    from tf2dist.training import status_file
+
+    path = directory / "checkpoint-3"
+    path.mkdir()
+    status_file.write_status(str(directory), state)
+    if when is not None:
+        status = directory / status_file.STATUS_FILE
+        status.write_text(json.dumps(json.loads(status.read_text()) | {"time": when}))
+    return str(path)
+
+
+def test_an_evaluator_whose_training_is_done_before_it_is_ready_evaluates_at_once(tmp_path):
+    from tf2dist.training import evaluator_task
+
+    path = _ended(tmp_path, "done")  # after this process began
+    assert list(evaluator_task._new_checkpoints(str(tmp_path))) == [path]
+
+
+def test_an_evaluator_that_was_started_after_the_training_was_done_evaluates_what_is_there(
+    tmp_path, monkeypatch, caplog
+):
+    from tf2dist.training import evaluator_task
+
+    monkeypatch.setenv("TF2DIST_START_TIMEOUT", "0.3")
+    path = _ended(tmp_path, "done", when=1e9)
+    assert list(evaluator_task._new_checkpoints(str(tmp_path))) == [path]
+    said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(said) == 1
+    assert "the last one is done: its checkpoints are evaluated" in said[0]
+
+
+@pytest.mark.parametrize("state", ["training", "failed", "preempted"])
+def test_an_evaluator_does_not_take_an_old_training_that_was_not_done_for_its_own(tmp_path, monkeypatch, state):
+    from tf2dist.training import evaluator_task
+
+    monkeypatch.setenv("TF2DIST_START_TIMEOUT", "0.3")
+    _ended(tmp_path, state, when=1e9)
+    with pytest.raises(TaskLostError, match=rf"no training has begun in .* the last one is {state}"):
         next(evaluator_task._new_checkpoints(str(tmp_path)))
 
 

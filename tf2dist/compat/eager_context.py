@@ -40,6 +40,19 @@ def allow_memory_growth(gpu: tf.config.PhysicalDevice) -> None:
     here._config.gpu_options.allow_growth = True
 
 
+def reconnect_to_restarted_tasks() -> None:
+    """Connects a coordinator to tasks of its cluster that were started again, and sends them its functions.
+
+    TensorFlow's `ClusterCoordinator` does so for what is scheduled through it. Waits until no task is down. What other
+    tasks run goes on meanwhile.
+
+    Raises:
+      tf.errors.OpError: a task was lost meanwhile.
+    """
+    here = context.context()
+    here.update_server_def(here.get_server_def())
+
+
 def current_device() -> str:
     """The device that a `tf.device` block asks for; "" outside of one."""
     return context.context().device_name or ""

@@ -34,7 +34,8 @@ def map_reduce(
     """Calls `fn(shard)` on the devices or workers of a strategy and reduces the results: `reduce(reduce(a, b), c)`.
 
     Each shard's result counts exactly once, whichever workers die: a shard whose worker was lost is retried on another
-    worker. A late shard is also given to an idle worker; the first result counts, and the other is not waited for.
+    worker, and a worker that was started again gets shards again. A late shard is also given to an idle worker; the
+    first result counts, and the other is not waited for.
 
     Results are reduced as a tree in the order of the shards: (0, 1), (2, 3), ..., then pairs of these. Its shape
     depends on the number of shards alone. So an associative `reduce` need not be commutative, and one that is not
@@ -64,7 +65,7 @@ def map_reduce(
       ShardError: `fn` failed on a shard, or a shard cannot be converted to tensors; the error is its cause (in other
         peers than the one that computed the shard: if it can be pickled).
       ValueError: there are no shards, or peers were given different numbers of them.
-      tf.errors.OpError: all workers are lost.
+      tf.errors.OpError: no worker can be reached. (For workers that are lost the job waits, as for training.)
     """
     # A function that XLA compiles cannot be called on a remote device, but one that calls it can.
     function = tf.function(lambda shard: fn(shard), reduce_retracing=True)

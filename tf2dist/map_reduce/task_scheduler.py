@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tf2dist.compat.eager_context import reconnect_to_restarted_tasks
 from tf2dist.compat.strategy_internals import LOST_TASK_ERRORS, worker_count
 from tf2dist.errors import ShardError, reason
 from tf2dist.runtime import session
@@ -92,8 +93,9 @@ class TaskScheduler:
 
     Every device has a thread that runs one task after the other. On remote workers, a task whose worker is lost is
     retried on another one, and a late task is also given to an idle worker (speculative execution): the first result
-    counts. `tf.distribute.coordinator.ClusterCoordinator` is not used, because it cancels all closures when one fails
-    and does not tell which worker runs which.
+    counts. A worker that came back gets tasks again once no other one is lost: to connect to it takes all of them.
+    `tf.distribute.coordinator.ClusterCoordinator` is not used, because it cancels all closures when one fails and does
+    not tell which worker runs which.
 
     Args:
       devices: names of devices, as `local_devices` or `worker_devices` returns them.
@@ -109,6 +111,9 @@ class TaskScheduler:
         self._inboxes: dict[str, queue.SimpleQueue[_Start | None]] = {d: queue.SimpleQueue() for d in devices}
         self._alive = set(devices)
         self._idle = deque(devices)
+        self._running: set[str] = set()  # devices whose thread has a task
+        self._lost: set[str] = set()  # devices whose worker was lost, and is not connected again
+        self._reconnection: _Reconnection | None = None  # the one under way
         self._paused: dict[str, float] = {}  # devices that have just lost a task, until when
         self._losses = dict.fromkeys(devices, 0)  # consecutive ones
         self._last_loss: Exception = tf.errors.UnavailableError(None, None, "all workers are lost")
@@ -137,8 +142,9 @@ class TaskScheduler:
         try:
             while True:
                 self._drop_lost_workers()
+                self._take_back_workers()
                 self._resume_paused_devices()
-                if not self._alive:
+                if not self._alive and not self._lost:  # for lost workers the job waits, but not for ever
                     raise self._last_loss
                 self._assign(new_tasks)
                 if not self._pending:
@@ -165,6 +171,7 @@ class TaskScheduler:
             device = self._idle.popleft()
             pending.devices.add(device)
             pending.started = self._clock()
+            self._running.add(device)
             self._inboxes[device].put((pending, pending.started))
 
     def _next_task(self, new_tasks: Iterator[Task]) -> _PendingTask | None:
@@ -191,6 +198,7 @@ class TaskScheduler:
           ShardError: the task's function failed.
         """
         device, pending, error = attempt.device, attempt.pending, attempt.error
+        self._running.discard(device)
         if error is not None and self._remote and _is_worker_loss(error):
             self._note_loss(device, error)
             return False
@@ -234,7 +242,27 @@ class TaskScheduler:
         """Gives up workers that the job's heartbeats have found dead."""
         for task in session.current().lost_tasks() if self._remote else ():
             if task.job == "worker":
+                self._lost.add(_worker_device(task.index))
                 self._give_up(_worker_device(task.index))
+
+    def _take_back_workers(self) -> None:
+        """Connects to workers that are back, beside what goes on, and gives them tasks when that is done."""
+        if not self._lost or session.current().unused_workers():
+            return
+        if self._reconnection is None:
+            self._reconnection = _Reconnection(set(self._lost))
+        elif self._reconnection.is_over:
+            if not self._reconnection.failed:
+                for device in self._reconnection.devices:
+                    self._take_back(device)
+            self._reconnection = None
+
+    def _take_back(self, device: str) -> None:
+        self._lost.discard(device)
+        self._alive.add(device)
+        self._losses[device] = 0
+        if device not in self._running:  # what it ran when it was lost
+            self._idle.append(device)
 
     def _resume_paused_devices(self) -> None:
         for device in [device for device, until in self._paused.items() if until <= self._clock()]:
@@ -250,6 +278,25 @@ class TaskScheduler:
         deadline = time.monotonic() + _JOIN_SECONDS
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
+
+
+class _Reconnection:
+    """A thread that connects this process to the workers of these devices, which were started again."""
+
+    def __init__(self, devices: set[str]):
+        self.devices, self.failed = devices, False
+        self._thread = threading.Thread(target=self._run, name="reconnection", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_over(self) -> bool:
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            reconnect_to_restarted_tasks()
+        except tf.errors.OpError:  # one was lost again, which the heartbeats tell
+            self.failed = True
 
 
 def _run_inbox(device: str, inbox: queue.SimpleQueue[_Start | None], attempts: queue.SimpleQueue[_Attempt]) -> None:

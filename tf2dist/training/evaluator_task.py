@@ -22,6 +22,7 @@ from tf2dist.cluster.heartbeat import GRACE, TaskLostError
 from tf2dist.errors import CheckpointError, UsageError
 from tf2dist.input.data_adapter import FiniteDataAdapter
 from tf2dist.runtime import session
+from tf2dist.system import linux
 from tf2dist.training import checkpoint_files
 from tf2dist.training.checkpoint import Checkpoint
 from tf2dist.training.checkpoint_state import SavedProgress
@@ -135,8 +136,10 @@ def _new_checkpoints(directory: str) -> Iterator[str]:
     """Yields each checkpoint once, oldest first, waiting for more until the training has ended.
 
     One that is replaced by another of the same step, as the last one by that with averaged weights, is yielded again.
+    A training that has ended since this process was started is its own: it may be done before the model is built here.
+    Of one that was done before, the checkpoints are yielded if no other has begun within the start timeout.
     """
-    began, seen = time.time(), set()
+    began, seen = linux.began(), set()
     changed, last = time.monotonic(), read_status(directory)
     limit, preemption = session.current().start_timeout, session.current().preemption
     running = False  # seen to be alive by us: what a status says may be left over from an earlier training
@@ -166,7 +169,11 @@ def _new_checkpoints(directory: str) -> Iterator[str]:
             return
         if not fresh and silent > limit:
             found = f"the last one is {state}" if state else "there was none"
-            raise TaskLostError(f"no training has begun in {directory} within {limit:g} s; {found}")
+            message = f"no training has begun in {directory} within {limit:g} s; {found}"
+            if state != "done":
+                raise TaskLostError(message)
+            _log.warning("tf2dist: %s: its checkpoints are evaluated", message)
+            running = True
         if fresh and silent > GRACE:
             raise TaskLostError(f"the training in {directory} has given no sign of life for {GRACE:g} s")
         time.sleep(_POLL_SECONDS)
