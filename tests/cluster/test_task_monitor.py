@@ -13,7 +13,7 @@ from concurrent.futures import Future
 import pytest
 
 from tests.threads import DEADLINE, background, nobody_listens, stays, wait_until
-from tf2dist.cluster import heartbeat, task_monitor
+from tf2dist.cluster import heartbeat, peer_calls, task_monitor
 from tf2dist.cluster.heartbeat import TaskConnection, TaskLostError
 from tf2dist.cluster.loss_policy import LossPolicy
 from tf2dist.cluster.rendezvous import RendezvousError
@@ -453,6 +453,34 @@ class TestPeerCalls:
             wait_until(lambda: calls._ended)
         assert stays(ended)
         assert calls.made == 2
+
+    def test_it_leaves_a_call_by_an_exception_in_which_this_one_waits(self, peer, ended, monkeypatch):
+        """It may also do so before this one begins the call. In a callback, say, this one waits for nobody."""
+        monkeypatch.setattr(peer_calls, "_LOOK_SECONDS", 0.02)
+        monkeypatch.setattr(peer_calls, "GRACE", 0.2)
+        calls, other = peer
+        other.say("raised 2")
+        with calls.one():
+            assert stays(ended)
+        waits = threading.Event()
+        with calls.one(waits.is_set):
+            assert stays(ended)
+            waits.set()
+            assert ended.result(DEADLINE) == (
+                "worker 1 at worker1:2222 has left call 2 of fit, evaluate, predict or map_reduce by an exception, and "
+                "this task waits in it"
+            )
+
+    def test_both_leave_a_call_by_an_exception(self, peer, ended, monkeypatch):
+        monkeypatch.setattr(peer_calls, "_LOOK_SECONDS", 0.02)
+        monkeypatch.setattr(peer_calls, "GRACE", 0.2)
+        calls, other = peer
+        other.say("raised 1")
+        with pytest.raises(ValueError, match="refused"), calls.one():
+            raise ValueError("refused")
+        assert other.next() == "raised 1"
+        with calls.one():
+            assert stays(ended)
 
     def test_an_exit_inside_of_a_call_does_not_count(self, peer):
         calls, _ = peer

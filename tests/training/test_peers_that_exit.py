@@ -1,4 +1,4 @@
-"""A peer whose script calls `sys.exit`: the others do not wait for it for ever."""
+"""A peer whose script calls `sys.exit`, or catches an exception of its own: the others do not wait for it for ever."""
 
 import pytest
 
@@ -15,6 +15,22 @@ def test_a_peer_exits_while_it_is_needed(by_hand, peer, when):
     assert last.endswith("has ended its program, and call 1 of fit, evaluate, predict or map_reduce needs it")
     status, error = job.ends(f"worker {peer}")
     assert status in (1, 3), error
+
+
+@pytest.mark.parametrize("peer", [0, 1])
+def test_a_peer_catches_an_exception_that_the_other_one_does_not_raise(by_hand, peer):
+    """The other one waits for it in a collective, and not for ever."""
+    job = by_hand("tests.programs.exits", str(peer), "caught", peers=True)
+    status, error = job.ends(f"worker {1 - peer}")
+    assert status == 1, error
+    last = error.splitlines()[-1]
+    assert last.startswith(f"tf2dist: worker {peer} at ")
+    assert last.endswith(
+        "has left call 1 of fit, evaluate, predict or map_reduce by an exception, and this task waits in it"
+    )
+    status, error = job.ends(f"worker {peer}")
+    assert status == 1, error
+    assert f"worker {1 - peer}" in error.splitlines()[-1]
 
 
 def test_a_peer_exits_after_its_last_call(by_hand):

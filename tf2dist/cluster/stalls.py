@@ -87,6 +87,11 @@ class Progress:
         """Is a call under way, which is to make steps?"""
         return self._open > 0
 
+    @property
+    def makes_steps(self) -> bool:
+        """Does this process make steps, or exchange something with the other peers? Not in a callback, say."""
+        return self._place is Place.STEPS
+
     def made(self) -> None:
         """Notes that a step was made."""
         self.patience = 1.0

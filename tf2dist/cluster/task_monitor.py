@@ -48,7 +48,7 @@ class LeaderMonitor:
         on_preempted: Callable[[str], bool] = lambda why: False,
     ) -> None:
         self.connections = connections
-        self.calls = PeerCalls(self._end_for)
+        self.calls = PeerCalls(self._end_for, self._tell_that_call_raised)
         self._lost: list[Task] = []
         self._first_loss = _FirstLoss()
         self._policy = policy
@@ -110,6 +110,10 @@ class LeaderMonitor:
         """Tells every other task that the job was asked to stop."""
         for connection in self.connections:
             connection.send("preempt")
+
+    def _tell_that_call_raised(self, call: int) -> None:
+        for connection in self.connections:
+            connection.send(f"raised {call}")
 
     def on_stalled(self, callback: Callable[[], object]) -> None:
         """Has `callback` called when a peer says that it makes no step any more. It must not wait for answers."""
@@ -190,7 +194,7 @@ class LeaderMonitor:
 
         try:
             while True:
-                expected = "ready", "bye", "preempt", "again", "stalled", "state", "dumped"
+                expected = "ready", "bye", "raised", "preempt", "again", "stalled", "state", "dumped"
                 message, _, calls = connection.receive(*expected, on_silence=warn).partition(" ")
                 if message in ("state", "dumped"):
                     with self._answered:
@@ -199,6 +203,9 @@ class LeaderMonitor:
                     continue
                 if message == "stalled":
                     self._on_stalled()
+                    continue
+                if message == "raised":
+                    self.calls.raised(connection, calls)
                     continue
                 if message == "preempt":
                     connection.send("accept" if self._on_preempted(f"{connection} was asked to stop") else "refuse")
@@ -294,7 +301,7 @@ class FollowerMonitor:
         self._asked = threading.Event()
         self._on_fatal_loss = on_fatal_loss
         self._on_preempted = on_preempted
-        self.calls = PeerCalls(self._end_for)
+        self.calls = PeerCalls(self._end_for, lambda call: connection.send(f"raised {call}"))
         self._done = threading.Event()
         self._status = 0  # that the first peer has said
         self._first_loss = _FirstLoss()
@@ -347,13 +354,15 @@ class FollowerMonitor:
 
     def _monitor(self) -> None:
         try:
-            expected = "done", "bye", "preempt", "ask", "stacks"
+            expected = "done", "bye", "raised", "preempt", "ask", "stacks"
             while (message := self._connection.receive(*expected).partition(" "))[0] != "done":
                 if message[0] in ("ask", "stacks"):
                     self._asked.set()
                     answer(self._connection, message[0], self._progress)
                 elif message[0] == "preempt":
                     self._on_preempted(f"{self._connection} says that the job was asked to stop")
+                elif message[0] == "raised":
+                    self.calls.raised(self._connection, message[2])
                 else:
                     self.calls.end(self._connection, message[2])
         except TaskLostError as loss:

@@ -138,10 +138,12 @@ class Session(FailureReporter):
     def _call_with_peers(self) -> contextlib.AbstractContextManager[None]:
         """Returns a context for a call that every peer of the job makes, and waits for the others in.
 
-        If one of them has ended its program, or does while this process is inside, this one ends with status 1 and says
-        so, instead of waiting for ever.
+        If one of them has ended its program, or does while this process is inside, or has left this call by an
+        exception, this one ends with status 1 and says so, instead of waiting for ever.
         """
-        return self._monitor.calls.one() if self._monitor and self.role is Role.PEER else contextlib.nullcontext()
+        if self._monitor is None or self.role is not Role.PEER:
+            return contextlib.nullcontext()
+        return self._monitor.calls.one(lambda: self.progress.makes_steps)
 
     @property
     def has_met_others(self) -> bool:
