@@ -48,7 +48,7 @@ class PeerCalls:
         """Counts the block as a call. It is not made if the program ends inside of it.
 
         Args:
-          makes_steps: whether this process makes steps or waits for the other peers just now, and runs no callback, say.
+          makes_steps: whether this process makes steps or waits for other peers just now, and runs no callback, say.
         """
         self._begun += 1
         number = self._begun
