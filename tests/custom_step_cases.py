@@ -308,7 +308,7 @@ class Functions(OwnUpdate):
 
 
 class Targets(OwnUpdate):
-    """Several targets of one tape, a value for each example among them, and one that is no scalar."""
+    """Several targets of one tape, some with gradients to begin with: a scalar, values of examples, and a vector."""
 
     def train_step(self, data):
         import tensorflow as tf
@@ -316,8 +316,9 @@ class Targets(OwnUpdate):
         x, y = data
         with tf.GradientTape() as tape:
             errors = tf.square(y - self(x, training=True))
-            targets = {"a": [tf.reduce_mean(errors, 0), 0.01 * tf.reduce_sum(tf.abs(errors))], "b": 0.02 * errors}
-        gradients = tape.gradient(targets, self.trainable_weights, None, tf.UnconnectedGradients.ZERO)
+            targets = {"a": [tf.reduce_mean(errors, 0), tf.reduce_sum(tf.abs(errors))], "b": errors}
+        seeds = {"a": [[1.0], 0.01], "b": 0.02 * tf.abs(y)}
+        gradients = tape.gradient(targets, self.trainable_weights, seeds, tf.UnconnectedGradients.ZERO)
         self.optimizer.apply(gradients, self.trainable_weights)
         return {"loss": tf.reduce_mean(errors)}
 

@@ -6,7 +6,7 @@ import pytest
 
 import tf2dist
 from tests.conftest import sampled
-from tests.models import OPTIMIZERS, classifier, data
+from tests.models import FEATURES, OPTIMIZERS, classifier, data
 
 
 @pytest.fixture
@@ -139,3 +139,52 @@ def test_metrics_of_peers_add_up_to_those_of_the_job(tf, step, monkeypatch, rank
     values = [float(np.sum(variable)) for metric in step.model.metrics for variable in metric.variables]
     assert len(values) > 2
     assert all(values) if rank == 0 else not any(values)
+
+
+def test_every_part_of_a_loss_is_scaled(tf, step):
+    """Also a mean over sample weights, which is divided when all slices are together."""
+    x, y = data()
+    weights = np.linspace(0, 1, len(x), dtype=np.float32)
+    step.model.loss.reduction = "mean_with_sample_weight"
+    rows = [(x[:40], y[:40], weights[:40]), (x[40:], y[40:], weights[40:])]
+    slices = [(s, len(s[0]) / len(x)) for s in rows]
+    plain, _ = joined(tf, step, slices)
+    step.model.optimizer.loss_scale_factor = 64.0
+    scaled, _ = joined(tf, step, slices)
+    for ours, theirs in zip(scaled, plain, strict=True):
+        assert np.any(theirs)
+        np.testing.assert_allclose(ours, 64 * theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_parts_of_a_loss_keep_the_rows_that_they_look_up(tf):
+    """Two parts that look up equally many rows of a table need not look up the same ones."""
+    from tf2dist.execution.loss_fractions import Fraction, quotients
+
+    def part(rows, denominator):
+        gradient = tf.IndexedSlices(tf.constant([[3.0], [5.0]]), tf.constant(rows), tf.constant([4, 1]))
+        return Fraction(tf.constant(denominator), [tf.ones([])], [gradient])
+
+    for rows, expected, lookups in (([2, 0], [5.5, 5.0, 1.5, 0.0], 4), ([0, 1], [4.5, 7.5, 0.0, 0.0], 2)):
+        parts = [part([0, 1], 1.0), part(rows, 2.0)]
+        _, (gradient,) = quotients(parts, [p.denominator for p in parts])
+        assert np.ravel(tf.convert_to_tensor(gradient)).tolist() == expected
+        assert gradient.indices.shape == [lookups]  # the same rows stay looked up once
+
+
+class OwnMetrics(keras.Sequential):
+    """Says itself how its metrics are updated, and logs them by their names."""
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        return super().compute_metrics(x, y, y_pred, sample_weight)
+
+
+def test_metrics_that_a_model_updates_itself_count_each_row_once(tf):
+    """Of 9 rows in batches of 8 the last batch leaves one of two replicas nothing of its own."""
+    x, y = (a[:9] for a in data())
+    plain = classifier(OPTIMIZERS["sgd"]())
+    with tf2dist.make_strategy("mirrored", replicas=2).scope():
+        model = OwnMetrics([keras.Input((FEATURES,)), *classifier(OPTIMIZERS["sgd"]()).layers])
+        model.compile("sgd", plain.loss, metrics=["accuracy"])
+    expected = plain.evaluate(x, y, batch_size=8, verbose=0, return_dict=True)
+    found = tf2dist.evaluate(model, x, y, batch_size=8, verbose=0, return_dict=True)
+    assert found == pytest.approx(expected, rel=1e-5)

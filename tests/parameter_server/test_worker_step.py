@@ -5,7 +5,7 @@ import types
 import keras
 import numpy as np
 
-from tests.models import OPTIMIZERS, classifier
+from tests.models import OPTIMIZERS, classifier, data
 from tf2dist.parameter_server.worker_step import WorkerStep
 
 
@@ -23,3 +23,23 @@ def test_gradients_of_a_loss_with_another_scale(tf):
         for gradient in found:
             values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
             np.testing.assert_array_equal(values, np.full(values.shape, 8.0))
+
+
+def test_local_steps_are_counted_beside_those_of_others(tf):
+    """What another worker has counted since the weights were fetched is not overwritten."""
+    from tf2dist.execution.keras_train_step import KerasTrainStep
+    from tf2dist.parameter_server.local_sgd import LocalSgd
+
+    model = classifier(OPTIMIZERS["adam"]())
+    model.train_on_batch(*data())  # makes all variables
+    iterations = model.optimizer.iterations
+
+    def apply(update, sent, steps, token):
+        iterations.value.assign_add(7)  # of another worker
+        update()
+
+    rows, first = tuple(map(tf.constant, data())), tf.zeros([], tf.int64)
+    batches = types.SimpleNamespace(take=lambda ahead, number, end: (rows, ahead))
+    local = LocalSgd(KerasTrainStep(model), types.SimpleNamespace(apply=apply))
+    tf.function(lambda: local.run_round(batches, (), first, tf.constant(3), first, None)[0], autograph=False)()
+    assert int(iterations) == 1 + 7 + 3

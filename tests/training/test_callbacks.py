@@ -411,3 +411,13 @@ def test_steps_are_what_keras_says_they_are(tf):
                 model.evaluate(dataset.take(9), callbacks=[See()], verbose=0)
             found.append(list(steps))
         assert found[0] == found[1]
+
+
+def test_a_hook_of_evaluation_alone_gets_logs(tf):
+    """It needs no hook of training beside it."""
+    seen, callback, (x, y) = [], keras.callbacks.Callback(), data()
+    callback.on_test_batch_end = lambda batch, logs: seen.append(logs.get("loss"))
+    model = classifier(OPTIMIZERS["sgd"]())
+    loss, _ = tf2dist.evaluate(model, x, y, batch_size=BATCH, verbose=0, callbacks=[callback])
+    assert len(seen) == STEPS
+    assert seen[-1] == pytest.approx(loss)

@@ -425,3 +425,16 @@ def test_logs_of_other_names_are_refused_where_metrics_are_summed(tf):
         model = other_names()
     with pytest.raises(ValueError, match="OtherNames overrides compute_metrics"):
         tf2dist.fit(model, CASES["other names"][1])
+
+
+def test_logs_with_a_value_for_each_example(tf):
+    """Their size differs in the last batch, whose values they are; each batch makes one update."""
+
+    class Each(OwnUpdate):
+        def change(self, x, y, gradients):
+            return super().change(x, y, gradients) | {"each": keras.ops.max(x, axis=1)}
+
+    model, options = one_layer(Each)(), {"batch_size": BATCH, "shuffle": False, "verbose": 0}
+    history = tf2dist.fit(model, x, pair[1], steps_per_execution=3, **options).history
+    assert tf2dist.updates(model) == -(-ROWS // BATCH)
+    np.testing.assert_allclose(history["each"][0], x[ROWS - ROWS % BATCH :].max(1), rtol=1e-6)

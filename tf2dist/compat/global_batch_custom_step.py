@@ -174,7 +174,10 @@ def _seeds(target, output_gradients):
     are_means = [t.shape.is_fully_defined() and not _is_sum(t) for t in targets]
     if weight is None:
         return output_gradients
-    seeds = [tf.ones_like(t) if seed is None else seed for t, seed in zip(targets, given, strict=True)]
+    seeds = [
+        tf.ones_like(t) if seed is None else tf.convert_to_tensor(seed, t.dtype)
+        for t, seed in zip(targets, given, strict=True)
+    ]
     counts = tf.cast(weight > 0, tf.float32)
     return [
         seed * tf.cast(weight if is_mean else counts, seed.dtype)
