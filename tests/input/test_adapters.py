@@ -8,6 +8,7 @@ import pytest
 
 from tests.conftest import sampled
 from tf2dist import Examples
+from tf2dist.errors import UsageError
 from tf2dist.input.batch_slicing import ReplicaSlices, one_slice_an_element, slice_bounds
 from tf2dist.input.dataset_adapter import DatasetAdapter, slice_of
 from tf2dist.input.make_adapter import make_data_adapter
@@ -360,6 +361,19 @@ def test_a_generator_can_be_shuffled_by_peers(tf):
     orders = [np.concatenate(list(data.single_pass(h, ReplicaSlices()))).tolist() for h in held]
     assert orders[0] == orders[1] != list(range(ROWS))
     assert sorted(orders[0]) == list(range(ROWS))
+
+
+def test_a_data_service_is_read_by_one_process(tf):
+    """It gives another one other elements: peers cannot read it together."""
+    service = tf.data.experimental.service
+    dispatcher = service.DispatchServer()
+    numbers = tf.data.Dataset.range(ROWS).batch(BATCH)
+    served = numbers.apply(service.distribute("parallel_epochs", dispatcher.target)).map(lambda x: x + 1)
+    assert not DatasetAdapter(numbers).needs_this_process
+    data = DatasetAdapter(served)
+    assert data.needs_this_process
+    with pytest.raises(UsageError, match="gives each peer other elements"):
+        data.shared_tensors(lambda: 7)
 
 
 @pytest.mark.parametrize("kind", ["shuffle", "inside of a function", "random", "generator", "table"])

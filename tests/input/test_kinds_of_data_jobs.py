@@ -35,6 +35,16 @@ def test_each_example_is_seen_once_a_pass(results, name):
     np.testing.assert_allclose(times, times.mean(), rtol=1e-4)
 
 
+def test_each_example_of_a_data_service_is_seen_once_a_pass(layout, results):
+    """Peers would get different batches of it."""
+    if layout == "multiworker":
+        assert "a tf.data service gives each peer other elements" in results["service"]
+        assert "service, evaluated" not in results
+        return
+    np.testing.assert_allclose(results["service"], results["shuffled"][0], rtol=1e-4)
+    assert results["service, evaluated"] == pytest.approx(results["shuffled, evaluated"], rel=1e-5)
+
+
 @pytest.mark.parametrize("name", ["shuffled"])
 def test_each_example_is_evaluated_once(results, name):
     assert results[f"{name}, evaluated"] == pytest.approx(np.mean(np.arange(96.0) ** 2), rel=1e-5)

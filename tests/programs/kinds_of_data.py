@@ -21,6 +21,7 @@ import tensorflow as tf  # noqa: E402
 from tests.input.test_structures import pair_data, pair_model  # noqa: E402
 from tests.training.test_custom_train_steps import CASES as CUSTOM_STEPS  # noqa: E402
 from tests.training.test_custom_train_steps import batches  # noqa: E402
+from tf2dist.errors import UsageError  # noqa: E402
 
 BATCH, ROWS = 16, 96
 SYNC = tf2dist.ParameterServer("sync") if sys.argv[1] == "ps" else None
@@ -35,14 +36,24 @@ def counter():
     return model
 
 
+service = tf.data.experimental.service
+dispatcher = service.DispatchServer()
+server = service.WorkerServer(service.WorkerConfig(dispatcher_address=dispatcher.target.partition("://")[2]))
 examples = tf.data.Dataset.from_tensor_slices((np.eye(ROWS, dtype=np.float32), np.zeros((ROWS, 1), np.float32)))
 for name, dataset in {
     "shuffled": examples.shuffle(ROWS).batch(BATCH),
     "random in a function": examples.shuffle(ROWS).map(lambda x, y: (x, y + tf.random.uniform([1]))).batch(BATCH),
+    "service": examples.batch(BATCH).apply(
+        service.distribute("parallel_epochs", dispatcher.target, job_name="examples")
+    ),
 }.items():
     with strategy.scope():
         model = counter()
-    tf2dist.fit(model, dataset, epochs=3, parameter_server=SYNC)
+    try:
+        tf2dist.fit(model, dataset, epochs=3, parameter_server=SYNC)
+    except UsageError as error:
+        results[name] = str(error)
+        continue
     results[name] = model.layers[0].kernel.numpy()[:, 0].tolist()
     with strategy.scope():  # each example is evaluated once, whoever reads it
         model.compile(keras.optimizers.SGD(1.0), "mse")

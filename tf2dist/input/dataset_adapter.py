@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf2dist.compat.strategy_internals import LOST_TASK_ERRORS
+from tf2dist.errors import UsageError
 from tf2dist.input.batch_slicing import ReplicaSlices, slice_bounds
 from tf2dist.input.data_adapter import ReadByTensorFlow
 from tf2dist.input.dataset_graph import DatasetGraph
@@ -25,7 +26,8 @@ class DatasetAdapter(ReadByTensorFlow):
 
     The dataset decides its order. Where several processes read it together, each reads all of it: a peer of a
     multi-worker job keeps its slice of each batch, an asynchronous worker takes every n-th batch. So that all of them
-    see the same order, what is random in the dataset and has no seed gets one that they share, anew in each call.
+    see the same order, what is random in the dataset and has no seed gets one that they share, anew in each call. The
+    elements of a tf.data service are never all in one process but where it alone reads them: a coordinator does.
 
     Args:
       steps: batches to use of each pass; None for all.
@@ -87,13 +89,14 @@ class DatasetAdapter(ReadByTensorFlow):
 
     @property
     def needs_this_process(self) -> bool:
-        """See `DataAdapter`. So it is if the dataset calls Python, or cannot be serialized."""
+        """See `DataAdapter`. So it is if the dataset calls Python, reads a service, or cannot be serialized."""
         return self._stays_here
 
     @functools.cached_property
     def _stays_here(self) -> bool:
         try:
-            return DatasetGraph(self.dataset).calls_python
+            graph = DatasetGraph(self.dataset)
+            return graph.calls_python or graph.reads_service
         except LOST_TASK_ERRORS:
             raise  # a variable that the dataset reads was lost with its server
         except tf.errors.OpError as error:
@@ -101,7 +104,11 @@ class DatasetAdapter(ReadByTensorFlow):
             return True
 
     def shared_tensors(self, choose_seed: Callable[[], int]):
-        """See `DataAdapter`. Nothing where all that is random has a seed: then each process reads the dataset."""
+        """See `DataAdapter`. Nothing where all that is random has a seed: then each process reads the dataset.
+
+        Raises:
+          UsageError: the dataset reads a tf.data service.
+        """
         if self._graph_that_may_differ is None:
             return self.local_tensors()
         return self._graph_that_may_differ.seeded(choose_seed())
@@ -112,6 +119,11 @@ class DatasetAdapter(ReadByTensorFlow):
             graph = DatasetGraph(self.dataset)
         except (tf.errors.OpError, ValueError):  # of more than 2 GB, say
             return None
+        if graph.reads_service:
+            raise UsageError(
+                "a tf.data service gives each peer other elements of this Dataset, and peers cut the same global "
+                "batch; give a function of tf.distribute.InputContext that returns it, in batches for one replica"
+            )
         as_they_come = self.dataset.options().deterministic is False  # which operations without a word follow
         return graph if graph.may_differ or as_they_come else None
 

@@ -44,6 +44,11 @@ class DatasetGraph:
         return any(node.op in _PYTHON for _, nodes in self._bodies() for node in nodes)
 
     @property
+    def reads_service(self) -> bool:
+        """Does it read a tf.data service, which gives each process that reads it other elements?"""
+        return any(node.op.startswith("DataServiceDataset") for _, nodes in self._bodies() for node in nodes)
+
+    @property
     def may_differ(self) -> bool:
         """Would two processes that read it see different things?"""
         return any(True for found in (self._unseeded, self._unordered) for _ in found(self._graph))
