@@ -31,7 +31,7 @@ def test_what_has_come_through(strategy, found, result, why):
     assert chaos._wrong(strategy, FOUND | found, result, QUIET, 1) == why
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(300)
 def test_a_peer_that_is_killed(tmp_path):
     report = tmp_path / "report.json"

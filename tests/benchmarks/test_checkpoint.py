@@ -8,7 +8,7 @@ import pytest
 from tests.benchmarks.commands import run
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(300)
 def test_a_line_for_each(tmp_path):
     disk, report = tmp_path / "disk", tmp_path / "report.json"

@@ -53,7 +53,7 @@ def test_the_card_that_is_visible_is_named(tmp_path, monkeypatch):
     assert named == ["NVIDIA First", "NVIDIA Fake", "NVIDIA Fake", "NVIDIA First"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(600)
 def test_all_of_it_runs(tmp_path):
     path = tmp_path / "report.json"

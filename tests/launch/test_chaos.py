@@ -9,6 +9,8 @@ import time
 
 import pytest
 
+from tests.conftest import sampled
+
 
 def test_a_wrong_command():
     done = subprocess.run(
@@ -125,8 +127,7 @@ JOBS = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", JOBS)
+@pytest.mark.parametrize("case", sampled(JOBS, (), ("ps", "multiworker")))
 def test_a_training_comes_through(tmp_path, case):
     """Every step is counted, and where the job is started again, those that are made again."""
     options, fault, restarts = JOBS[case]

@@ -87,7 +87,7 @@ def test_the_rate_of_the_original(start, tmp_path):
     assert (report["w"], report["b"]) == (pytest.approx(2, rel=0.05), pytest.approx(10, rel=0.05))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_by_hand_as_under_tensorflow_1(start, tmp_path):
     with free_ports.hold(3) as held:
         first, second, third = (f"127.0.0.1:{port}" for port in held)

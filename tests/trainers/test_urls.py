@@ -38,7 +38,7 @@ def test_mnist_reads_and_reports(run, object_store, digits_in_store, strategy, t
         assert same["test_loss"] == report["test_loss"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_life_reads_and_writes(run, object_store, tmp_path):
     object_store.put("glider.rle", b"x = 3, y = 3, rule = B3/S23\nbob$2bo$3o!\n")
     places = {name: f"{object_store.bucket}/out/{name}" for name in ("it.rle", "it.gif", "it.csv")}
@@ -53,7 +53,7 @@ def test_life_reads_and_writes(run, object_store, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_mapreduce_reads(run, object_store, tmp_path):
     object_store.put("numbers.txt", b"1, 2\n6\n")
     done = run(

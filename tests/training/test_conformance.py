@@ -52,7 +52,7 @@ def classes(module, base):
     return {n: c for n, c in found.items() if isinstance(c, type) and issubclass(c, base) and c is not base}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_zoo_has_every_optimizer_and_metric(tf):
     """A new one in Keras belongs into the zoo, or the table no longer says what it seems to say."""
     used = set().union(*map(zoo.parts, zoo.CASES))

@@ -57,7 +57,9 @@ def test_the_job_goes_on_from_its_checkpoint_where_it_may_start_again(stalls, tm
     assert updates(tmp_path) == 40
 
 
-@pytest.mark.parametrize(("strategy", "task"), [("ps", "ps 0"), ("sync", "ps 0")])
+@pytest.mark.parametrize(
+    ("strategy", "task"), [("ps", "ps 0"), pytest.param("sync", "ps 0", marks=pytest.mark.exhaustive)]
+)
 def test_a_server_that_is_stopped_is_named(stalls, tmp_path, strategy, task):
     job = stalls(SERVERS, strategy, "stopped")
     job.until("under_way")
