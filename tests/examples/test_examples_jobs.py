@@ -6,7 +6,6 @@ import pickle
 import pytest
 
 from tests import examples
-from tests.conftest import sampled
 from tests.jobs import run_program
 
 # Two workers of parameter servers do not wait for each other, so that their numbers are not Keras's.
@@ -20,17 +19,18 @@ SAMPLE = (
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.slow]
 
 
-@pytest.fixture(scope="module", params=LAYOUTS)
-def layout(request):
-    return request.param
+NAMES = {
+    "multiworker": examples.NAMES,
+    "ps": tuple(name for name in examples.NAMES if name not in examples.OWN_TRAIN_STEPS),
+}
 
 
 @pytest.fixture(scope="module")
-def results_of(layout, tmp_path_factory):
-    """results_of(names): what each of these programs has found, all in one job; the trace where it raised."""
+def results_of(tmp_path_factory):
+    """results_of(layout, names): what these programs have found, all in one job, which fails if one of them does."""
 
     @functools.cache
-    def run(names):
+    def run(layout, names):
         out = tmp_path_factory.mktemp("examples") / "results.pickle"
         run_program(LAYOUTS[layout], "keras_examples", layout, out, *names, limit=1000)
         return pickle.loads(out.read_bytes())
@@ -38,9 +38,15 @@ def results_of(layout, tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("name", sampled(examples.NAMES, (), SAMPLE))
-def test_changing_the_call_is_all(tf, layout, results_of, name):
-    others = tuple(n for n in examples.NAMES if n not in SAMPLE)
-    found = results_of(SAMPLE if name in SAMPLE else others)[name]
-    assert not isinstance(found, str), found
+@pytest.mark.parametrize(
+    ("layout", "name"),
+    [
+        pytest.param(layout, name, marks=() if name in SAMPLE else pytest.mark.exhaustive)
+        for layout in LAYOUTS
+        for name in NAMES[layout]
+    ],
+)
+def test_changing_the_call_is_all(tf, results_of, layout, name):
+    together = tuple(n for n in NAMES[layout] if (n in SAMPLE) == (name in SAMPLE))
+    found = results_of(layout, together)[name]
     examples.check(name, found, examples.by_keras(name), several=layout == "multiworker")

@@ -129,3 +129,17 @@ def test_the_model_of_another_strategy_is_refused(joined):
         model = classifier(OPTIMIZERS["sgd"]())
     with pytest.raises(ValueError, match=r"in that of another one \(MirroredStrategy\)"):
         tf2dist.fit(model, *data())
+
+
+def test_metrics_that_compile_was_given_are_moved_before_they_are_used(tf):
+    """Those of a model that was not trained yet; a `train_step` of its own may update them in place."""
+    from tf2dist.training.model_in_scope import move_into_scope
+
+    model, strategy = classifier(OPTIMIZERS["sgd"]()), tf2dist.make_strategy("mirrored", replicas=2)
+    given = {"metrics": [keras.metrics.MeanSquaredError()], "weighted_metrics": [[keras.metrics.Mean()], "accuracy"]}
+    model.compile("sgd", "mse", **given)
+    with strategy.scope():
+        move_into_scope(model)
+    states = [v for metric in (given["metrics"][0], given["weighted_metrics"][0][0]) for v in metric.variables]
+    assert len(states) == 4
+    assert all(strategy.extended.variable_created_in_scope(v.value) for v in states)

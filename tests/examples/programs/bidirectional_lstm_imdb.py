@@ -21,7 +21,7 @@ def made_up_review(label):
     return [1, *words.tolist()]  # 1 is the start of each review
 
 
-labels = rng.integers(0, 2, 220)
+labels = rng.integers(0, 2, 200)
 reviews = [made_up_review(label) for label in labels]
 x_train, y_train, x_val, y_val = reviews[:170], labels[:170], reviews[170:], labels[170:]
 
@@ -32,12 +32,10 @@ x_val = keras.utils.pad_sequences(x_val, maxlen=maxlen)
 # Variable-length sequences of integers.
 inputs = keras.Input(shape=(None,), dtype="int32")
 x = layers.Embedding(max_features, 16)(inputs)
-x = layers.Bidirectional(layers.LSTM(8, return_sequences=True))(x)
-x = layers.Bidirectional(layers.LSTM(8))(x)
+x = layers.Bidirectional(layers.LSTM(8))(x)  # reads each review from both ends
 outputs = layers.Dense(1, activation="sigmoid")(x)
 model = keras.Model(inputs, outputs)
 
 model.compile(optimizer=keras.optimizers.Adam(0.01), loss="binary_crossentropy", metrics=["accuracy"])
 history = model.fit(x_train, y_train, batch_size=32, epochs=3, validation_data=(x_val, y_val), shuffle=False, verbose=0)
 score = model.evaluate(x_val, y_val, batch_size=32, verbose=0, return_dict=True)
-predicted = model.predict(x_val, batch_size=32, verbose=0)

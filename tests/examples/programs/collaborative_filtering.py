@@ -53,7 +53,7 @@ model.compile(loss=keras.losses.BinaryCrossentropy(), optimizer=keras.optimizers
 history = model.fit(x_train, y_train, batch_size=32, epochs=3, shuffle=False, validation_data=(x_val, y_val), verbose=0)
 
 # How would one user like the films that are not rated yet? The best of them are recommended.
-user = 3
+user = 1
 unrated = np.setdiff1d(np.arange(num_movies), x[x[:, 0] == user, 1])
 candidates = np.stack([np.full(len(unrated), user), unrated], axis=1)
 predicted = model.predict(candidates, verbose=0)

@@ -94,8 +94,7 @@ class GuessesOfEpochs(keras.callbacks.Callback):
 
 inputs = layers.Input((max_len,), dtype="int64")
 states = AddsPositions()(layers.Embedding(vocab_size, depth)(inputs))
-for _ in range(2):
-    states = attend(states)
+states = attend(states)
 probabilities = layers.Dense(vocab_size, activation="softmax")(states)
 model = GuessesHiddenWords(inputs, probabilities)
 model.compile(optimizer=keras.optimizers.Adam(0.005))

@@ -31,7 +31,7 @@ def made_up_sentence():
     return " ".join(words), " ".join(word_tags)
 
 
-lines = ["\t".join(made_up_sentence()) for _ in range(105)]
+lines = ["\t".join(made_up_sentence()) for _ in range(90)]
 vocabulary = sorted({word for line in lines for word in line.split("\t")[0].lower().split()})
 word_lookup = layers.StringLookup(vocabulary=vocabulary, mask_token="")
 tag_lookup = layers.StringLookup(vocabulary=tags[1:], mask_token="[PAD]", num_oov_indices=0)
@@ -98,6 +98,6 @@ model.compile(optimizer=keras.optimizers.Adam(0.003), loss=LossOfRealWords())
 history = model.fit(train_data, validation_data=val_data, epochs=3, verbose=0)
 score = model.evaluate(val_data, verbose=0, return_dict=True)
 
-# What is predicted becomes one array, so that its sentences are all padded to one width.
+# What is predicted becomes one array, so all sentences are padded to one width.
 sentences = val_data.unbatch().map(lambda words, word_tags: words)
 predicted = model.predict(sentences.padded_batch(batch_size, padded_shapes=[maxlen]), verbose=0)

@@ -65,10 +65,13 @@ for _ in range(num_transformer_blocks):
     attended = layers.MultiHeadAttention(num_heads, key_dim=embedding_dims)(encoded, encoded)
     x = layers.LayerNormalization(epsilon=1e-6)(layers.Add()([attended, encoded]))
     feedforward = dense_stack([embedding_dims], keras.activations.gelu, layers.LayerNormalization)(x)
-    encoded = layers.LayerNormalization(epsilon=1e-6)(layers.Add()([feedforward, x]))
+    encoded = layers.LayerNormalization(epsilon=1e-6, center=False)(layers.Add()([feedforward, x]))
 
+# Nothing is centered here, as the MLP begins with a normalization that would take any shift away.
 numeric = ops.stack([inputs[name] for name in numeric_features], axis=-1)
-features = layers.concatenate([layers.Flatten()(encoded), layers.LayerNormalization(epsilon=1e-6)(numeric)])
+features = layers.concatenate(
+    [layers.Flatten()(encoded), layers.LayerNormalization(epsilon=1e-6, center=False)(numeric)]
+)
 features = dense_stack([16], keras.activations.selu, layers.BatchNormalization)(features)
 outputs = layers.Dense(1, activation="sigmoid", name="sigmoid")(features)
 

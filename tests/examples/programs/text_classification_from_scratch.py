@@ -20,9 +20,8 @@ neutral = ["the", "film", "a", "of", "and", "plot", "scene", "actor", "it", "was
 
 def made_up_review(label):
     words = rng.choice(neutral, rng.integers(8, 26)).tolist()
-    for opinion in (
-        rng.choice(praise if label else blame, 3).tolist() + rng.choice(blame if label else praise, 1).tolist()
-    ):
+    mostly, once = (praise, blame) if label else (blame, praise)
+    for opinion in (*rng.choice(mostly, 3), rng.choice(once)):
         words.insert(rng.integers(0, len(words)), opinion + rng.choice(["", ",", "!"]))
     words.insert(len(words) // 2, "<br />")
     return " ".join(words).capitalize() + "."
@@ -36,11 +35,8 @@ def raw_dataset(rows):
     return tf.data.Dataset.from_tensor_slices((reviews[rows], labels[rows])).batch(batch_size)
 
 
-raw_train_ds, raw_val_ds, raw_test_ds = (
-    raw_dataset(slice(180)),
-    raw_dataset(slice(180, 220)),
-    raw_dataset(slice(220, None)),
-)
+raw_train_ds, raw_val_ds = raw_dataset(slice(180)), raw_dataset(slice(180, 220))
+raw_test_ds = raw_dataset(slice(220, None))
 
 
 def lower_and_split(input_data):
@@ -77,7 +73,7 @@ x = layers.Dense(32, activation="relu")(x)
 predictions = layers.Dense(1, activation="sigmoid", name="predictions")(x)
 model = keras.Model(inputs, predictions)
 
-model.compile(loss="binary_crossentropy", optimizer=keras.optimizers.Adam(0.005), metrics=["accuracy"])
+model.compile(loss="binary_crossentropy", optimizer=keras.optimizers.Adam(0.01), metrics=["accuracy"])
 history = model.fit(train_ds, validation_data=val_ds, epochs=3, verbose=0)
 score = model.evaluate(test_ds, verbose=0, return_dict=True)
 predicted = model.predict(test_ds, verbose=0)

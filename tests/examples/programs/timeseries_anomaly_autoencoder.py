@@ -41,10 +41,10 @@ model.compile(optimizer=keras.optimizers.Adam(learning_rate=0.01), loss="mse")
 history = model.fit(
     x_train,
     x_train,  # what goes in shall come out
-    epochs=3,
+    epochs=6,
     batch_size=32,
     validation_split=0.1,
-    callbacks=[keras.callbacks.EarlyStopping(monitor="val_loss", patience=5, mode="min")],
+    callbacks=[keras.callbacks.EarlyStopping(monitor="val_loss", min_delta=0.035, patience=1, mode="min")],
     shuffle=False,
     verbose=0,
 )

@@ -13,7 +13,7 @@ depth, num_heads, inner = 16, 2, 32
 # "Good" praises, but "not good" blames: the words beside a word say what it means.
 rng = np.random.default_rng(0)
 NOT, GOOD = 1, 2
-labels = rng.integers(0, num_classes, 270)
+labels = rng.integers(0, num_classes, 230)
 reviews = []
 for label in labels:
     words = rng.integers(3, vocab_size, rng.integers(6, 14))

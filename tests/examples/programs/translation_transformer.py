@@ -18,7 +18,7 @@ verbs = {"see": "ver", "have": "tener", "want": "querer"}
 colors = {"red": "rojo", "white": "blanco", "green": "verde"}
 things = {"car": "coche", "book": "libro", "cat": "gato", "hat": "sombrero"}
 text_pairs = []
-for _ in range(100):
+for _ in range(88):
     subject, verb, color, thing = (rng.choice(list(words)) for words in (who, verbs, colors, things))
     english, spanish = f"{subject} {verb} a", f"{who[subject]} {verbs[verb]} un {things[thing]}"
     if rng.random() < 0.6:  # so that sentences have different lengths

@@ -56,7 +56,7 @@ features = cross = encoded_columns(inputs, use_embedding=True)
 for _ in range(2):
     cross = features * layers.Dense(features.shape[-1])(cross) + cross
 
-deep = layers.Dense(24)(features)
+deep = layers.Dense(24, use_bias=False)(features)  # what follows has a shift of its own
 deep = layers.BatchNormalization()(deep)
 deep = layers.ReLU()(deep)
 
