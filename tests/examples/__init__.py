@@ -98,5 +98,6 @@ def check(name: str, ours: dict[str, Any], expected: dict[str, Any], *, several:
     for key, values in ours.items():
         assert values.shape == expected[key].shape, key
         assert np.isfinite(values).all(), key
-    fell, falls = (r["history loss"][0] - r["history loss"][-1] for r in (ours, expected))
-    assert fell > 0.3 * falls > 0
+    if "history loss" in expected:  # opponents have losses of their own, of which none falls for long
+        fell, falls = (r["history loss"][0] - r["history loss"][-1] for r in (ours, expected))
+        assert fell > 0.3 * falls > 0
