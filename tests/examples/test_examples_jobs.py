@@ -10,7 +10,7 @@ from tests.jobs import run_program
 
 # Two workers of parameter servers do not wait for each other, so that their numbers are not Keras's.
 LAYOUTS = {"multiworker": ["--workers=2"], "ps": ["--ps=2", "--workers=1"]}
-# Some of each kind. Parameter servers refuse several others: lookup tables in a model that was made outside of the scope.
+# Some of each kind. Parameter servers refuse several others, as one with lookup tables that was made out of scope.
 SAMPLE = (
     "collaborative_filtering",
     "image_similarity_metric_learning",
