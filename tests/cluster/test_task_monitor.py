@@ -352,6 +352,30 @@ class TestAllWorkersLost:
         last[1].end()
         assert ended.result(DEADLINE).startswith("worker 2 at worker2:2222 is gone")
 
+    @pytest.mark.parametrize("connected", [True, False])
+    def test_one_that_is_back_counts_once_tensorflow_has_connected_to_it(self, lead, connect, ended, connected):
+        """If the other one is lost before, TensorFlow waits for that: it updates the cluster as a whole."""
+        lines, back = [connect("worker", 0), connect("worker", 1)], connect("worker", 1)
+        found = iter([back[0]])
+        find = lambda task, over: next(found, None) if task.index else None  # noqa: E731
+        leader = lead(*lines, policy=self.policy(0.2), find_replacement=find)
+        lines[1][1].end()
+        wait_until(lambda: leader.lost)
+        leader.note_update()  # of something else, while it is lost
+        assert back[1].next() == "go"
+        back[1].say("ready")
+        wait_until(lambda: not leader.lost)
+        assert leader.unused == set()
+        if connected:
+            leader.note_update()
+        lines[0][1].end()
+        if connected:
+            wait_until(lambda: leader.unused == {Task("worker", 0)})
+            assert stays(ended, 1.0)
+            leader.end(together=False)
+        else:
+            assert ended.result(DEADLINE).startswith("worker 0 at worker0:2222 is gone")
+
     def test_the_end_of_the_job_ends_the_wait(self, lead, connect, ended):
         line = connect("worker", 0)
         policy = LossPolicy(has_servers=True, workers=frozenset([Task("worker", 0)]), workers_grace=10 * DEADLINE)

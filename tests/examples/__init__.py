@@ -32,7 +32,8 @@ NOT_EQUAL = {
     **dict.fromkeys(("variational_autoencoder", "wgan_gp"), _RANDOM),
 }  # fmt: skip
 
-# Refused under parameter servers: several workers cannot keep the metrics of such a step without losing counts.
+# Refused under parameter servers and central storage: several at once cannot keep the metrics of such a step in
+# variables that they share without losing counts.
 OWN_TRAIN_STEPS = tuple(name for name in NAMES if "def train_step" in (PROGRAMS / f"{name}.py").read_text())
 
 

@@ -8,6 +8,7 @@ import operator
 import random
 import threading
 import time
+from collections import deque
 
 import numpy as np
 import pytest
@@ -284,6 +285,27 @@ def test_workers_that_came_back_are_connected_again_when_none_is_lost_and_get_ta
     assert len(connected) == 1
     assert connected[0] >= 40
     assert sorted(scheduler._idle) == devices  # each once, though what it ran ended after it was given up
+
+
+def test_a_worker_that_is_connected_again_gets_tasks_though_the_other_one_is_lost_then(tf, monkeypatch):
+    lost = [tf2dist.Task("worker", 1)]
+    current = session.Session()
+    monkeypatch.setattr(current, "lost_tasks", lambda: list(lost))
+    monkeypatch.setattr(current, "unused_workers", lambda: {task.index for task in lost})
+    monkeypatch.setattr(session, "_current", current)
+    monkeypatch.setattr(task_scheduler, "reconnect_to_restarted_tasks", lambda: None)
+    first, second = (task_scheduler._worker_device(index) for index in (0, 1))
+    scheduler = TaskScheduler([first, second], remote=True)
+    scheduler._drop_lost_workers()
+    assert scheduler._alive == {first}
+    lost.clear()
+    scheduler._take_back_workers()
+    scheduler._reconnection._thread.join()
+    lost.append(tf2dist.Task("worker", 0))
+    scheduler._drop_lost_workers()
+    scheduler._take_back_workers()
+    assert scheduler._alive == {second}
+    assert scheduler._idle == deque([second])
 
 
 @pytest.mark.parametrize("failing", [0, 1])

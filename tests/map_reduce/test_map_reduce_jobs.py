@@ -29,8 +29,9 @@ def test_workers_that_stop_and_die(by_hand, tmp_path):
     (tmp_path / "restarted.done").touch()
     job.until("first_killed")
     job.processes["worker 1"].kill()
-    job.restart("worker 1")
     (tmp_path / "first_killed.done").touch()
+    job.until("first_noticed")
+    job.restart("worker 1")
     when("second_killed", signal.SIGKILL, job.processes["worker 0"])
     status, error = job.ends("chief 0")
     assert status == 0, error

@@ -29,7 +29,8 @@ def supervised_in_tf1(logdir):
     for life in (1, 2):
         tf.reset_default_graph()
         _, train, step = network(tf)
-        supervisor = tf.train.Supervisor(logdir=logdir, global_step=step, save_model_secs=600, summary_op=None)
+        # Its own thread could save an early step after our last one.
+        supervisor = tf.train.Supervisor(logdir=logdir, global_step=step, save_model_secs=0, summary_op=None)
         with supervisor.managed_session() as session:
             seen.append(int(session.run(step)))
             while not supervisor.should_stop() and session.run(step) < life * STEPS // 2:

@@ -10,9 +10,9 @@
 
 A launcher starts a lost worker again in its place `WORKER_RESTARTS` times unless it is told otherwise; after that the
 job goes on with the others. When no worker is left, the coordinator waits `WORKERS_GRACE` seconds for all of them to
-come back (TensorFlow uses none before), and then ends the job. (A call of `map_reduce` does not use a worker that comes
-back: it raises when all of its workers are lost.) A job that ends is started again from its last checkpoint where the
-launcher was told to (--max_restarts). Only the launcher watches the evaluator: the leader has no connection to it.
+come back (TensorFlow uses none before), and then ends the job. A job that ends is started again from its last
+checkpoint where the launcher was told to (--max_restarts). Only the launcher watches the evaluator: the leader has no
+connection to it.
 """
 
 from __future__ import annotations

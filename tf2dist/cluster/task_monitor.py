@@ -63,7 +63,8 @@ class LeaderMonitor:
         # Tasks that TensorFlow does not use. Its coordinator uses a worker that came back once no other one is lost:
         # its update of the cluster waits for all of them (`WorkerPreemptionHandler`).
         self._unused: set[Task] = set()
-        self._changed = threading.Condition()  # of _lost, _unused and _over
+        self._unconnected: set[Task] = set()  # lost since the last update of the cluster, some of them back
+        self._changed = threading.Condition()  # of _lost, _unused, _unconnected and _over
         self._bye = {connection.task: threading.Event() for connection in connections}
         self._ready = {connection.task: threading.Event() for connection in connections}
         self._answers: dict[Task, str] = {}  # to the last question
@@ -84,6 +85,11 @@ class LeaderMonitor:
         """The tasks that TensorFlow does not use: those lost, and those that are back as long as others are lost."""
         with self._changed:
             return set(self._unused)
+
+    def note_update(self) -> None:
+        """Notes that TensorFlow has connected to all tasks, those that came back among them."""
+        with self._changed:
+            self._unconnected.intersection_update(self._lost)
 
     def first_loss(self, limit: float = 0.0) -> str:
         """Returns which task was lost first, waiting `limit` seconds for a loss; empty if none is, or all are back."""
@@ -237,7 +243,8 @@ class LeaderMonitor:
             waiting = self._policy.waits_for_workers(self._unused)  # already: a worker that came back was lost again
             if connection.task not in self._lost:
                 self._lost.append(connection.task)
-            self._unused.add(connection.task)
+            self._unconnected.add(connection.task)
+            self._unused |= self._unconnected  # a worker that is back must wait for this one, too, if it waits still
             lost, none_left = list(self._lost), self._policy.waits_for_workers(self._unused)
         self._first_loss.set(why)
         connection.send("late")  # a task that was stopped reads it when it goes on

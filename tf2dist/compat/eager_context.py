@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -51,6 +52,19 @@ def reconnect_to_restarted_tasks() -> None:
     """
     here = context.context()
     here.update_server_def(here.get_server_def())
+
+
+def on_cluster_update(callback: Callable[[], object]) -> None:
+    """Calls `callback` in its thread whenever this process has connected to all tasks of its cluster (again)."""
+    here = context.context()
+    update = here.update_server_def
+
+    @functools.wraps(update)
+    def update_and_tell(*args, **kwargs) -> None:
+        update(*args, **kwargs)
+        callback()
+
+    here.update_server_def = update_and_tell
 
 
 def current_device() -> str:

@@ -247,15 +247,14 @@ class TaskScheduler:
 
     def _take_back_workers(self) -> None:
         """Connects to workers that are back, beside what goes on, and gives them tasks when that is done."""
-        if not self._lost or session.current().unused_workers():
-            return
-        if self._reconnection is None:
-            self._reconnection = _Reconnection(set(self._lost))
-        elif self._reconnection.is_over:
+        if self._reconnection is not None and self._reconnection.is_over:
             if not self._reconnection.failed:
-                for device in self._reconnection.devices:
+                lost_again = {_worker_device(task.index) for task in session.current().lost_tasks()}
+                for device in self._reconnection.devices - lost_again:
                     self._take_back(device)
             self._reconnection = None
+        if self._lost and self._reconnection is None and not session.current().unused_workers():
+            self._reconnection = _Reconnection(set(self._lost))
 
     def _take_back(self, device: str) -> None:
         self._lost.discard(device)

@@ -364,6 +364,9 @@ def _begin_coordinator(session: Session, cluster: Cluster, limit: float) -> None
     )
     session.monitor_with(monitor)
     tensorflow_import.import_tensorflow()
+    from tf2dist.compat.eager_context import on_cluster_update
+
+    on_cluster_update(monitor.note_update)
     monitor.wait_ready(limit)
     session.end_job_at_exit(lambda status: monitor.end(together=False, status=status))
 

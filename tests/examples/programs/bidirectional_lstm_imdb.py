@@ -29,7 +29,7 @@ x_train, y_train, x_val, y_val = reviews[:170], labels[:170], reviews[170:], lab
 x_train = keras.utils.pad_sequences(x_train, maxlen=maxlen)
 x_val = keras.utils.pad_sequences(x_val, maxlen=maxlen)
 
-# Variable-length sequences of integers.
+# Of any length, as far as the model goes.
 inputs = keras.Input(shape=(None,), dtype="int32")
 x = layers.Embedding(max_features, 16)(inputs)
 x = layers.Bidirectional(layers.LSTM(8))(x)  # reads each review from both ends

@@ -50,24 +50,24 @@ val_data = tf.data.Dataset.from_tensor_slices(lines[75:]).map(pair_of_line).padd
 class AttentionBlock(layers.Layer):
     def __init__(self, depth, num_heads, inner):
         super().__init__()
-        self.att = layers.MultiHeadAttention(num_heads=num_heads, key_dim=depth)
-        self.ffn = keras.Sequential([layers.Dense(inner, activation="relu"), layers.Dense(depth)])
-        self.layernorm1 = layers.LayerNormalization(epsilon=1e-6)
-        self.layernorm2 = layers.LayerNormalization(epsilon=1e-6)
+        self.attention = layers.MultiHeadAttention(num_heads=num_heads, key_dim=depth)
+        self.dense = keras.Sequential([layers.Dense(inner, activation="relu"), layers.Dense(depth)])
+        self.norm_attended = layers.LayerNormalization(epsilon=1e-6)
+        self.norm_dense = layers.LayerNormalization(epsilon=1e-6)
 
     def call(self, inputs):
-        out1 = self.layernorm1(inputs + self.att(inputs, inputs))
-        return self.layernorm2(out1 + self.ffn(out1))
+        attended = self.norm_attended(inputs + self.attention(inputs, inputs))
+        return self.norm_dense(attended + self.dense(attended))
 
 
 class WordsAndPlaces(layers.Layer):
     def __init__(self, maxlen, vocab_size, depth):
         super().__init__()
-        self.token_emb = layers.Embedding(input_dim=vocab_size, output_dim=depth)
-        self.pos_emb = layers.Embedding(input_dim=maxlen, output_dim=depth)
+        self.words = layers.Embedding(input_dim=vocab_size, output_dim=depth)
+        self.places = layers.Embedding(input_dim=maxlen, output_dim=depth)
 
     def call(self, inputs):
-        return self.token_emb(inputs) + self.pos_emb(ops.arange(0, ops.shape(inputs)[-1]))
+        return self.words(inputs) + self.places(ops.arange(ops.shape(inputs)[-1]))
 
 
 class Tagger(keras.Model):
@@ -75,22 +75,22 @@ class Tagger(keras.Model):
 
     def __init__(self, num_tags, vocab_size):
         super().__init__()
-        self.embedding_layer = WordsAndPlaces(maxlen, vocab_size, depth)
-        self.transformer_block = AttentionBlock(depth, num_heads, inner)
-        self.ff = layers.Dense(inner, activation="relu")
-        self.ff_final = layers.Dense(num_tags)
+        self.embed = WordsAndPlaces(maxlen, vocab_size, depth)
+        self.block = AttentionBlock(depth, num_heads, inner)
+        self.hidden = layers.Dense(inner, activation="relu")
+        self.logits = layers.Dense(num_tags)
 
     def call(self, inputs):
-        return self.ff_final(self.ff(self.transformer_block(self.embedding_layer(inputs))))
+        return self.logits(self.hidden(self.block(self.embed(inputs))))
 
 
 class LossOfRealWords(keras.losses.Loss):
     """The mean over the words of a batch; its padding does not count."""
 
     def call(self, y_true, y_pred):
-        loss = keras.losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True)
-        mask = ops.cast(y_true > 0, dtype=loss.dtype)
-        return ops.sum(loss * mask) / ops.sum(mask)
+        of_each_word = keras.losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True)
+        is_word = ops.cast(ops.not_equal(y_true, 0), of_each_word.dtype)
+        return ops.sum(of_each_word * is_word) / ops.sum(is_word)
 
 
 model = Tagger(num_tags=len(tags), vocab_size=word_lookup.vocabulary_size())

@@ -12,27 +12,21 @@ letters = list("abcde")
 input_texts = ["".join(rng.choice(letters, rng.integers(2, 5))) for _ in range(135)]
 target_texts = ["\t" + text[::-1].upper() + "\n" for text in input_texts]
 
-input_characters = sorted(set("".join(input_texts)) | {" "})
-target_characters = sorted(set("".join(target_texts)) | {" "})
-num_encoder_tokens, num_decoder_tokens = len(input_characters), len(target_characters)
-max_encoder_seq_length = max(len(text) for text in input_texts)
-max_decoder_seq_length = max(len(text) for text in target_texts)
-input_token_index = {character: number for number, character in enumerate(input_characters)}
-target_token_index = {character: number for number, character in enumerate(target_characters)}
 
-encoder_input_data = np.zeros((len(input_texts), max_encoder_seq_length, num_encoder_tokens), "float32")
-decoder_input_data = np.zeros((len(input_texts), max_decoder_seq_length, num_decoder_tokens), "float32")
-decoder_target_data = np.zeros((len(input_texts), max_decoder_seq_length, num_decoder_tokens), "float32")
-for row, (input_text, target_text) in enumerate(zip(input_texts, target_texts, strict=True)):
-    for time, character in enumerate(input_text):
-        encoder_input_data[row, time, input_token_index[character]] = 1.0
-    encoder_input_data[row, len(input_text) :, input_token_index[" "]] = 1.0
-    for time, character in enumerate(target_text):
-        decoder_input_data[row, time, target_token_index[character]] = 1.0
-        if time > 0:  # the target is a step ahead of the decoder's input, and has no tab
-            decoder_target_data[row, time - 1, target_token_index[character]] = 1.0
-    decoder_input_data[row, len(target_text) :, target_token_index[" "]] = 1.0
-    decoder_target_data[row, len(target_text) - 1 :, target_token_index[" "]] = 1.0
+def one_hot(texts, characters, length):
+    """f32[n, length, characters], filled up with spaces."""
+    numbers = [[characters.index(character) for character in text.ljust(length)] for text in texts]
+    return keras.utils.to_categorical(numbers, len(characters)).astype("float32")
+
+
+input_characters = sorted(set(" ".join(input_texts)))
+target_characters = sorted(set(" ".join(target_texts)))
+num_encoder_tokens, num_decoder_tokens = len(input_characters), len(target_characters)
+longest = max(len(text) for text in target_texts)
+encoder_input_data = one_hot(input_texts, input_characters, longest - 2)
+decoder_input_data = one_hot(target_texts, target_characters, longest)
+# The target is a step ahead of what the decoder reads, and has no tab.
+decoder_target_data = one_hot([text[1:] for text in target_texts], target_characters, longest)
 
 # Of the encoder, only the states are kept: all that it has to say about a word.
 encoder_inputs = keras.Input(shape=(None, num_encoder_tokens))

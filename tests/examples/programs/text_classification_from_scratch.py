@@ -1,8 +1,5 @@
 """Text classification from scratch (https://keras.io/examples/nlp/text_classification_from_scratch/): made-up texts."""
 
-import re
-import string
-
 import keras
 import numpy as np
 import tensorflow as tf
@@ -39,15 +36,14 @@ raw_train_ds, raw_val_ds = raw_dataset(slice(180)), raw_dataset(slice(180, 220))
 raw_test_ds = raw_dataset(slice(220, None))
 
 
-def lower_and_split(input_data):
-    """Lower case, without the page's line breaks and without punctuation."""
-    lowercase = tf.strings.lower(input_data)
-    stripped_html = tf.strings.regex_replace(lowercase, "<br />", " ")
-    return tf.strings.regex_replace(stripped_html, f"[{re.escape(string.punctuation)}]", "")
+def words_alone(texts):
+    """Lower case, without the page's tags and without punctuation."""
+    texts = tf.strings.regex_replace(tf.strings.lower(texts), "<[^>]*>", " ")
+    return tf.strings.regex_replace(texts, "[^a-z ]", "")
 
 
 to_numbers = layers.TextVectorization(
-    standardize=lower_and_split,
+    standardize=words_alone,
     max_tokens=max_features,
     output_mode="int",
     output_sequence_length=sequence_length,

@@ -36,29 +36,18 @@ def windows(data):
 
 
 dataset_train, dataset_val = windows(train_data), windows(val_data)
-for batch in dataset_train.take(1):
-    inputs, targets = batch
 
-inputs = keras.layers.Input(shape=(inputs.shape[1], inputs.shape[2]))
-lstm_out = keras.layers.LSTM(16)(inputs)
-outputs = keras.layers.Dense(1)(lstm_out)
-model = keras.Model(inputs=inputs, outputs=outputs)
+inputs = keras.Input(shape=(past // step, features.shape[1]))
+outputs = keras.layers.Dense(1)(keras.layers.LSTM(16)(inputs))
+model = keras.Model(inputs, outputs)
 model.compile(optimizer=keras.optimizers.Adam(learning_rate=0.01), loss="mse")
 
 with tempfile.TemporaryDirectory() as directory:
-    stops_early = keras.callbacks.EarlyStopping(monitor="val_loss", min_delta=0, patience=5)
+    stops_early = keras.callbacks.EarlyStopping(monitor="val_loss", patience=5)
     keeps_best = keras.callbacks.ModelCheckpoint(
-        monitor="val_loss",
-        filepath=pathlib.Path(directory) / "model_checkpoint.weights.h5",
-        verbose=0,
-        save_weights_only=True,
-        save_best_only=True,
+        pathlib.Path(directory) / "best.weights.h5", monitor="val_loss", save_best_only=True, save_weights_only=True
     )
     history = model.fit(
-        dataset_train,
-        epochs=epochs,
-        validation_data=dataset_val,
-        callbacks=[stops_early, keeps_best],
-        verbose=0,
+        dataset_train, epochs=epochs, validation_data=dataset_val, callbacks=[stops_early, keeps_best], verbose=0
     )
 predicted = model.predict(dataset_val, verbose=0)

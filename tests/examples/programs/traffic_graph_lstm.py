@@ -42,13 +42,14 @@ train_dataset, val_dataset = windows_of(train_array), windows_of(val_array, shuf
 test_dataset = windows_of(test_array, shuffle=False)
 
 
-def neighbours_of(route_distances, sigma2, epsilon):
+def neighbors_of(route_distances, sigma2, epsilon):
     """1 where two roads are so near to each other that traffic on one is felt on the other, else 0."""
-    w = np.exp(-((route_distances / 10) ** 2) / sigma2)
-    return ((w >= epsilon) & ~np.eye(len(route_distances), dtype=bool)).astype("float32")
+    nearness = np.exp(-np.square(route_distances / 10) / sigma2)
+    np.fill_diagonal(nearness, 0)  # a road is no neighbor of itself
+    return (nearness > epsilon).astype("float32")
 
 
-class MixNeighbours(layers.Layer):
+class MixNeighbors(layers.Layer):
     """Puts beside each node's own numbers the mean of those of its neighbors."""
 
     def __init__(self, in_feat, out_feat, adjacency_matrix, **kwargs):
@@ -57,31 +58,30 @@ class MixNeighbours(layers.Layer):
         self.weight = self.add_weight(shape=(in_feat, out_feat), initializer="glorot_uniform")
 
     def call(self, features):
-        nodes_representation = ops.matmul(features, self.weight)
-        aggregated_messages = ops.einsum("mn,nbtf->mbtf", self.neighbors, nodes_representation)
-        return ops.relu(ops.concatenate([nodes_representation, aggregated_messages], axis=-1))
+        own = ops.matmul(features, self.weight)  # f32[nodes, b, time, out_feat]
+        others = ops.einsum("mn,nbtf->mbtf", self.neighbors, own)
+        return ops.relu(ops.concatenate([own, others], axis=-1))
 
 
 class GraphThenTime(layers.Layer):
     """A convolution over the graph, then an LSTM over the time of each node."""
 
-    def __init__(self, in_feat, out_feat, lstm_units, output_seq_len, adjacency_matrix, **kwargs):
+    def __init__(self, in_feat, out_feat, lstm_units, horizon, adjacency_matrix, **kwargs):
         super().__init__(**kwargs)
-        self.output_seq_len = output_seq_len
-        self.graph_conv = MixNeighbours(in_feat, out_feat, adjacency_matrix)
+        self.horizon = horizon
+        self.graph_conv = MixNeighbors(in_feat, out_feat, adjacency_matrix)
         self.lstm = layers.LSTM(lstm_units, activation="relu")
-        self.dense = layers.Dense(output_seq_len)
+        self.dense = layers.Dense(horizon)
 
     def call(self, inputs):
-        inputs = ops.transpose(inputs, [2, 0, 1, 3])  # nodes come first
-        gcn_out = self.graph_conv(inputs)
-        nodes, batch, seq_length, features = ops.shape(gcn_out)
-        lstm_out = self.lstm(ops.reshape(gcn_out, (nodes * batch, seq_length, features)))
-        output = ops.reshape(self.dense(lstm_out), (nodes, batch, self.output_seq_len))
-        return ops.transpose(output, [1, 2, 0])
+        mixed = self.graph_conv(ops.transpose(inputs, (2, 0, 1, 3)))  # the nodes come first
+        nodes, batch, steps, features = ops.shape(mixed)
+        # To the LSTM, each node of each example is a sequence of its own.
+        ahead = self.dense(self.lstm(ops.reshape(mixed, (nodes * batch, steps, features))))
+        return ops.transpose(ops.reshape(ahead, (nodes, batch, self.horizon)), (1, 2, 0))
 
 
-adjacency_matrix = neighbours_of(route_distances, sigma2=0.1, epsilon=0.05)
+adjacency_matrix = neighbors_of(route_distances, sigma2=0.1, epsilon=0.05)
 inputs = layers.Input((input_sequence_length, num_nodes, 1))
 outputs = GraphThenTime(1, 6, 16, forecast_horizon, adjacency_matrix)(inputs)
 model = keras.Model(inputs, outputs)

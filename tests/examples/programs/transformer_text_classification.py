@@ -30,14 +30,14 @@ class AttentionBlock(layers.Layer):
 
     def __init__(self, depth, num_heads, inner, **kwargs):
         super().__init__(**kwargs)
-        self.att = layers.MultiHeadAttention(num_heads=num_heads, key_dim=depth)
-        self.ffn = keras.Sequential([layers.Dense(inner, activation="relu"), layers.Dense(depth)])
-        self.layernorm1 = layers.LayerNormalization(epsilon=1e-6)
-        self.layernorm2 = layers.LayerNormalization(epsilon=1e-6)
+        self.attention = layers.MultiHeadAttention(num_heads=num_heads, key_dim=depth)
+        self.dense = keras.Sequential([layers.Dense(inner, activation="relu"), layers.Dense(depth)])
+        self.norm_attended = layers.LayerNormalization(epsilon=1e-6)
+        self.norm_dense = layers.LayerNormalization(epsilon=1e-6)
 
     def call(self, inputs):
-        out1 = self.layernorm1(inputs + self.att(inputs, inputs))
-        return self.layernorm2(out1 + self.ffn(out1))
+        attended = self.norm_attended(inputs + self.attention(inputs, inputs))
+        return self.norm_dense(attended + self.dense(attended))
 
 
 class WordsAndPlaces(layers.Layer):
@@ -45,12 +45,11 @@ class WordsAndPlaces(layers.Layer):
 
     def __init__(self, maxlen, vocab_size, depth, **kwargs):
         super().__init__(**kwargs)
-        self.token_emb = layers.Embedding(input_dim=vocab_size, output_dim=depth)
-        self.pos_emb = layers.Embedding(input_dim=maxlen, output_dim=depth)
+        self.words = layers.Embedding(input_dim=vocab_size, output_dim=depth)
+        self.places = layers.Embedding(input_dim=maxlen, output_dim=depth)
 
     def call(self, x):
-        positions = ops.arange(start=0, stop=ops.shape(x)[-1], step=1)
-        return self.token_emb(x) + self.pos_emb(positions)
+        return self.words(x) + self.places(ops.arange(ops.shape(x)[-1]))
 
 
 inputs = layers.Input(shape=(maxlen,))

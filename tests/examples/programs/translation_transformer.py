@@ -49,12 +49,11 @@ class PlacedWords(layers.Layer):
 
     def __init__(self, name):
         super().__init__(name=name)
-        self.token_embeddings = layers.Embedding(vocab_size, depth)
-        self.position_embeddings = layers.Embedding(sequence_length, depth)
+        self.words = layers.Embedding(vocab_size, depth)
+        self.places = layers.Embedding(sequence_length, depth)
 
     def call(self, inputs):
-        positions = ops.arange(0, ops.shape(inputs)[-1], 1)
-        return self.token_embeddings(inputs) + self.position_embeddings(positions)
+        return self.words(inputs) + self.places(ops.arange(ops.shape(inputs)[-1]))
 
     def compute_mask(self, inputs, mask=None):
         return ops.not_equal(inputs, 0)
@@ -71,9 +70,9 @@ class AttentionLayers(layers.Layer):
 
 class Reader(AttentionLayers):
     def call(self, inputs, mask=None):
-        padding_mask = None if mask is None else ops.cast(mask[:, None, :], dtype="int32")
-        out_1 = self.layernorm_1(inputs + self.attention_1(inputs, inputs, attention_mask=padding_mask))
-        return self.layernorm_2(out_1 + self.dense_proj(out_1))
+        attention_mask = None if mask is None else mask[:, None, :]
+        x = self.layernorm_1(inputs + self.attention_1(inputs, inputs, attention_mask=attention_mask))
+        return self.layernorm_2(x + self.dense_proj(x))
 
 
 class Writer(AttentionLayers):
@@ -87,14 +86,13 @@ class Writer(AttentionLayers):
         mask, encoder_mask = (None, None) if mask is None else mask
         # A word sees the words before it alone, in each sentence of the batch.
         batch, length = ops.shape(inputs)[:2]
-        causal_mask = ops.cast(ops.arange(length)[:, None] >= ops.arange(length), dtype="int32")
-        causal_mask = ops.tile(causal_mask[None], (batch, 1, 1))
-
-        out_1 = self.attention_1(inputs, inputs, attention_mask=causal_mask, query_mask=mask)
-        out_1 = self.layernorm_1(inputs + out_1)
-        out_2 = self.attention_2(out_1, encoder_outputs, query_mask=mask, key_mask=encoder_mask)
-        out_2 = self.layernorm_2(out_1 + out_2)
-        return self.layernorm_3(out_2 + self.dense_proj(out_2))
+        is_before = ops.arange(length)[:, None] >= ops.arange(length)
+        causal_mask = ops.broadcast_to(is_before, (batch, length, length))
+        attended = self.attention_1(inputs, inputs, attention_mask=causal_mask, query_mask=mask)
+        x = self.layernorm_1(inputs + attended)
+        attended = self.attention_2(x, encoder_outputs, query_mask=mask, key_mask=encoder_mask)
+        x = self.layernorm_2(x + attended)
+        return self.layernorm_3(x + self.dense_proj(x))
 
 
 encoder_inputs = keras.Input(shape=(None,), dtype="int64", name="encoder_inputs")
