@@ -458,3 +458,29 @@ CASES = {
     "norms of gradients": (one_layer(Penalty), (x, pair[1])),
     "statistics of all": (synchronized, (x, pair[1])),
 }
+
+
+class InACondition(OwnUpdate):
+    def change(self, x, y, gradients):
+        import tensorflow as tf
+
+        tf.cond(self.optimizer.iterations < 3, lambda: super(InACondition, self).change(x, y, gradients), dict)
+        return {}
+
+
+def accumulating():
+    return keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.02, gradient_accumulation_steps=2))
+
+
+WITHOUT_OTHER_REPLICAS = {  # with updates in conditions
+    "in a condition": (one_layer(InACondition), (x, pair[1])),
+    "accumulated": (one_layer(OwnUpdate, accumulating), (x, pair[1])),
+}
+
+
+def batches(rows, size=BATCH):
+    """A Dataset of rows, an array or a nested tuple of them."""
+    import tensorflow as tf
+
+    rows = tuple(tuple(r) if isinstance(r, list) else r for r in rows) if isinstance(rows, tuple) else rows
+    return tf.data.Dataset.from_tensor_slices(rows).batch(size)

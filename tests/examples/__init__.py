@@ -32,10 +32,6 @@ NOT_EQUAL = {
     **dict.fromkeys(("variational_autoencoder", "wgan_gp"), _RANDOM),
 }  # fmt: skip
 
-# Refused under parameter servers and central storage: several at once cannot keep the metrics of such a step in
-# variables that they share without losing counts.
-OWN_TRAIN_STEPS = tuple(name for name in NAMES if "def train_step" in (PROGRAMS / f"{name}.py").read_text())
-
 
 def text_of(name: str, *, ours: bool) -> str:
     """The text of a program, as it is or with our calls in the place of Keras's, and nothing else changed."""

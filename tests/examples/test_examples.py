@@ -4,7 +4,6 @@ import pytest
 
 from tests import examples
 from tests.conftest import SINGLE_PROCESS_SLOWLY, sampled, strategies
-from tf2dist.errors import UsageError
 
 pytestmark = pytest.mark.slow
 strategy = strategies(SINGLE_PROCESS_SLOWLY)
@@ -31,11 +30,7 @@ def test_the_text_differs_in_the_calls_alone():
 
 
 @pytest.mark.parametrize("name", sampled(examples.NAMES, (), SAMPLE))
-def test_changing_the_call_is_all(tf, strategy, name):
-    if name in examples.OWN_TRAIN_STEPS and isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy):
-        with strategy.scope(), pytest.raises(UsageError, match="overrides train_step"):
-            examples.run(name, ours=True)
-        return
+def test_changing_the_call_is_all(strategy, name):
     expected = examples.by_keras(name)
     with strategy.scope():
         ours = examples.run(name, ours=True)

@@ -17,10 +17,6 @@ SAMPLE = (
     "masked_language_model",
     "timeseries_weather_lstm",
 )
-NAMES = {
-    "multiworker": SAMPLE,
-    "ps": tuple(name for name in SAMPLE if name not in examples.OWN_TRAIN_STEPS),
-}
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
 
@@ -31,12 +27,12 @@ def results_of(tmp_path_factory):
     @functools.cache
     def run(layout):
         out = tmp_path_factory.mktemp("examples") / "results.pickle"
-        run_program(LAYOUTS[layout], "keras_examples", layout, out, *NAMES[layout])
+        run_program(LAYOUTS[layout], "keras_examples", layout, out, *SAMPLE)
         return pickle.loads(out.read_bytes())
 
     return run
 
 
-@pytest.mark.parametrize(("layout", "name"), [(layout, name) for layout in LAYOUTS for name in NAMES[layout]])
+@pytest.mark.parametrize(("layout", "name"), [(layout, name) for layout in LAYOUTS for name in SAMPLE])
 def test_changing_the_call_is_all(tf, results_of, layout, name):
     examples.check(name, results_of(layout)[name], examples.by_keras(name), several=layout == "multiworker")

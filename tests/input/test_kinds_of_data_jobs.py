@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
+from tests.custom_step_cases import CASES as CUSTOM_STEPS
+from tests.custom_step_cases import batches
 from tests.input.test_structures import BATCH, pair_data, pair_model
 from tests.jobs import run_program
-from tests.training.test_custom_train_steps import CASES as CUSTOM_STEPS
-from tests.training.test_custom_train_steps import batches
 
 LAYOUTS = {"multiworker": ["--workers=2"], "ps": ["--ps=1", "--workers=2"]}
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
@@ -67,7 +67,7 @@ def test_steps_of_ones_own(tf, layout, results, name):
         return
     make, rows = CUSTOM_STEPS[name]
     model = make()
-    expected = model.fit(batches(tf, rows, BATCH), epochs=2, verbose=0).history
+    expected = model.fit(batches(rows, BATCH), epochs=2, verbose=0).history
     for ours, theirs in zip(results[name], model.trainable_variables, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-5)
     for log, values in expected.items():

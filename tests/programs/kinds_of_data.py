@@ -18,9 +18,9 @@ import keras  # noqa: E402
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
+from tests.custom_step_cases import CASES as CUSTOM_STEPS  # noqa: E402
+from tests.custom_step_cases import batches  # noqa: E402
 from tests.input.test_structures import pair_data, pair_model  # noqa: E402
-from tests.training.test_custom_train_steps import CASES as CUSTOM_STEPS  # noqa: E402
-from tests.training.test_custom_train_steps import batches  # noqa: E402
 from tf2dist.errors import UsageError  # noqa: E402
 
 BATCH, ROWS = 16, 96
@@ -73,7 +73,7 @@ if sys.argv[1] == "multiworker":
         make, rows = CUSTOM_STEPS[name]
         with strategy.scope():
             model = make()
-        history = tf2dist.fit(model, batches(tf, rows, BATCH), epochs=2)
+        history = tf2dist.fit(model, batches(rows, BATCH), epochs=2)
         results[name] = [np.asarray(v).tolist() for v in model.trainable_variables]
         results[f"{name}, history"] = {k: np.asarray(v).tolist() for k, v in history.history.items()}
 

@@ -9,6 +9,7 @@ from tests.conftest import sampled
 from tests.custom_step_cases import (
     BATCH,
     CASES,
+    InACondition,
     MaskedByHand,
     Mixed,
     OverlapFunction,
@@ -17,22 +18,16 @@ from tests.custom_step_cases import (
     Root,
     SumOverGlobalBatch,
     Unseen,
+    batches,
     compiled,
     dense,
     one_layer,
-    other_names,
     pair,
     sgd,
     x,
 )
 from tests.models import ROWS
 from tf2dist.errors import TrainingError
-
-
-def batches(tf, rows, size):
-    rows = tuple(tuple(r) if isinstance(r, list) else r for r in rows) if isinstance(rows, tuple) else rows
-    return tf.data.Dataset.from_tensor_slices(rows).batch(size)
-
 
 QUICK = (("average loss", 2),)
 LIKE_OTHERS = [
@@ -49,21 +44,30 @@ LIKE_OTHERS = [
 ]
 LIKE_OTHERS += [(n, 1) for n in CASES if n not in ("functions", "dcgan")]
 TRIED = [(n, r) for n in CASES for r in (1, 2)]
+# Metrics are sums there, and the rest is as on mirrored.
+CENTRAL = ("vae", "dcgan", "other names", "several outputs")
 
 
 @pytest.mark.parametrize(
     ("name", "replicas"), sampled(TRIED, QUICK, [t for t in TRIED if t not in QUICK and t not in LIKE_OTHERS])
 )
 def test_equals_keras(tf, name, replicas):
+    check_equals_keras(tf, name, "mirrored" if replicas > 1 else "one", replicas)
+
+
+@pytest.mark.parametrize("name", sampled(CASES, ("other names",), CENTRAL))
+def test_equals_keras_with_central_variables(tf, name):
+    check_equals_keras(tf, name, "central", 2)
+
+
+def check_equals_keras(tf, name, strategy, replicas):
     """Uneven slices (the last batch has 7 rows), and a last batch with fewer rows than replicas."""
     make, rows = CASES[name]
-    kinds = [batches(tf, rows, BATCH)] if replicas == 1 else [batches(tf, rows, BATCH), batches(tf, rows, ROWS - 1)]
+    kinds = [batches(rows, BATCH)] if replicas == 1 else [batches(rows, BATCH), batches(rows, ROWS - 1)]
     for dataset in kinds:
         theirs = make()
         expected = theirs.fit(dataset, epochs=2, verbose=0).history
-        with tf2dist.make_strategy(
-            "mirrored" if replicas > 1 else "one", replicas=replicas if replicas > 1 else None
-        ).scope():
+        with tf2dist.make_strategy(strategy, replicas=replicas if replicas > 1 else None).scope():
             model = make()
         history = tf2dist.fit(model, dataset, epochs=2, steps_per_execution=3).history
         for a, b in zip(model.trainable_variables, theirs.trainable_variables, strict=True):
@@ -81,9 +85,9 @@ def test_what_cannot_be_scaled_is_refused(tf):
     with tf2dist.make_strategy("mirrored", replicas=2).scope():
         model = compiled(Mixed, sgd)()
     with pytest.raises(TrainingError, match="adds a sum over examples to a mean"):
-        tf2dist.fit(model, batches(tf, rows, BATCH))
+        tf2dist.fit(model, batches(rows, BATCH))
     model = compiled(Mixed, sgd)()
-    assert len(tf2dist.fit(model, batches(tf, rows, BATCH)).history["loss"]) == 1
+    assert len(tf2dist.fit(model, batches(rows, BATCH)).history["loss"]) == 1
 
 
 @pytest.mark.parametrize(
@@ -96,7 +100,7 @@ def test_what_cannot_be_scaled_is_refused(tf):
     ],
 )
 def test_what_parts_of_a_batch_do_not_show_is_refused(tf, kind, why):
-    rows = batches(tf, (x, pair[1]), BATCH)
+    rows = batches((x, pair[1]), BATCH)
     with tf2dist.make_strategy("mirrored", replicas=2).scope():
         model = one_layer(kind)()
     before = [w.numpy() for w in model.weights]
@@ -168,7 +172,7 @@ UNEQUAL = {  # on parts of a batch, with what the refusal names; nothing where n
     "sum of means": (changing(lambda *batch: batch[0].sum.update_state(own_mean(*batch)) or {}), "sum"),
     "root of a mean": (changing(lambda *batch: {"root": keras.ops.sqrt(own_mean(*batch))}), "log root"),
 }
-QUICK_UNEQUAL = ("sum of products",)
+QUICK_UNEQUAL = (("mirrored", "sum of products"), ("central", "sum of means"))
 
 
 def everything(model):
@@ -179,14 +183,19 @@ def everything(model):
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(c, marks=() if c in QUICK_UNEQUAL else pytest.mark.slow) for c in UNEQUAL]
+    ("strategy", "name"),
+    [
+        pytest.param(strategy, c, marks=() if (strategy, c) in QUICK_UNEQUAL else pytest.mark.slow)
+        for strategy in ("mirrored", "central")
+        for c in UNEQUAL
+    ],
 )
-def test_what_parts_of_a_batch_do_not_come_to_is_refused_or_equal(tf, name):
+def test_what_parts_of_a_batch_do_not_come_to_is_refused_or_equal(tf, strategy, name):
     make, why = UNEQUAL[name]
-    rows = batches(tf, (x, pair[1]), BATCH)
+    rows = batches((x, pair[1]), BATCH)
     theirs = make()
     expected = theirs.fit(rows, verbose=0).history
-    with tf2dist.make_strategy("mirrored", replicas=2).scope():
+    with tf2dist.make_strategy(strategy, replicas=2).scope():
         model = make()
     before, refused, history = [w.numpy() for w in model.weights], "", {}
     try:
@@ -240,7 +249,7 @@ class OwnTracker(OwnUpdate):
 @pytest.mark.slow
 def test_metrics_that_a_model_does_not_list_are_those_of_the_whole_batch(tf):
     """Also where a last batch of one row leaves a replica without any."""
-    rows = batches(tf, (x[: BATCH + 1], pair[1][: BATCH + 1]), BATCH)
+    rows = batches((x[: BATCH + 1], pair[1][: BATCH + 1]), BATCH)
     theirs = one_layer(OwnTracker)()
     expected = theirs.fit(rows, validation_data=rows, epochs=2, verbose=0).history
     with tf2dist.make_strategy("mirrored", replicas=2).scope():
@@ -251,22 +260,14 @@ def test_metrics_that_a_model_does_not_list_are_those_of_the_whole_batch(tf):
         assert history[log] == pytest.approx(values, rel=1e-4), log
 
 
-class Accumulating(OwnUpdate):
-    def change(self, x, y, gradients):
-        import tensorflow as tf
-
-        tf.cond(self.optimizer.iterations < 3, lambda: super(Accumulating, self).change(x, y, gradients), dict)
-        return {}
-
-
 @pytest.mark.slow
 def test_updates_in_a_condition_are_refused(tf):
-    rows = batches(tf, (x, pair[1]), BATCH)
+    rows = batches((x, pair[1]), BATCH)
     with tf2dist.make_strategy("mirrored", replicas=2).scope():
-        model = one_layer(Accumulating)()
+        model = one_layer(InACondition)()
     with pytest.raises(TrainingError, match="applies gradients in a condition"):
         tf2dist.fit(model, rows)
-    assert len(tf2dist.fit(one_layer(Accumulating)(), rows).history["loss"]) == 1
+    assert len(tf2dist.fit(one_layer(InACondition)(), rows).history["loss"]) == 1
 
 
 class RootOfTest(OwnUpdate):
@@ -277,7 +278,7 @@ class RootOfTest(OwnUpdate):
 
 @pytest.mark.slow
 def test_a_test_step_is_tried_before_training(tf):
-    rows = batches(tf, (x, pair[1]), BATCH)
+    rows = batches((x, pair[1]), BATCH)
     with tf2dist.make_strategy("mirrored", replicas=2).scope():
         model = one_layer(RootOfTest)()
     before = model.get_weights()[0]
@@ -321,7 +322,7 @@ def test_a_trial_leaves_nothing_behind(tf, refused):
         model.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(use_ema=True)), "mse")
         return model
 
-    data = make_finite_adapter(batches(tf, (x, pair[1]), BATCH))
+    data = make_finite_adapter(batches((x, pair[1]), BATCH))
     with tf2dist.make_strategy("mirrored", replicas=2).scope():
         model = make()
     kept = []
@@ -393,13 +394,13 @@ def test_losses_between_examples_are_refused_where_rows_stay_apart(tf, monkeypat
     with tf2dist.make_strategy("mirrored", replicas=2).scope():
         model = one_layer(OverlapLoss)()
     with pytest.raises(TrainingError, match="computes Dice, which is no mean"):
-        tf2dist.fit(model, batches(tf, (x, pair[1]), BATCH))
+        tf2dist.fit(model, batches((x, pair[1]), BATCH))
 
 
 @pytest.mark.slow
 def test_average_loss_by_the_global_batch(tf):
     """Of full batches: for others the one who gives the size is wrong by it."""
-    rows = batches(tf, (x, pair[1]), BATCH).take(3)
+    rows = batches((x, pair[1]), BATCH).take(3)
     theirs = one_layer(SumOverGlobalBatch)()
     expected = theirs.fit(rows, verbose=0).history
     with tf2dist.make_strategy("mirrored", replicas=3).scope():
@@ -420,20 +421,49 @@ def test_what_is_replaced_in_keras_comes_back(tf):
     assert before == [{name: getattr(p._owner, name) for name in p._replacements} for p in patches]
 
 
-def test_logs_of_other_names_are_refused_where_metrics_are_summed(tf):
+class Largest(keras.metrics.Metric):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.value = self.add_weight(shape=(), initializer="zeros", name="value")
+
+    def update_state(self, y):
+        self.value.assign(keras.ops.maximum(self.value, keras.ops.max(y)))
+
+    def result(self):
+        return self.value
+
+
+class MeasuresLargest(OwnUpdate):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.largest = Largest(name="largest")
+
+    def change(self, x, y, gradients):
+        self.largest.update_state(y)
+        return super().change(x, y, gradients)
+
+
+def test_a_metric_that_does_not_add_up_is_refused_where_metrics_are_summed(tf):
     with tf2dist.make_strategy("central", replicas=2).scope():
-        model = other_names()
-    with pytest.raises(ValueError, match="OtherNames overrides compute_metrics"):
-        tf2dist.fit(model, CASES["other names"][1])
+        model = one_layer(MeasuresLargest)()
+    with pytest.raises(ValueError, match=r"metric largest \(Largest\) does not add up: what a batch brings depends"):
+        tf2dist.fit(model, batches((x, pair[1])))
+
+
+class Each(OwnUpdate):
+    def change(self, x, y, gradients):
+        return super().change(x, y, gradients) | {"each": keras.ops.max(x, axis=1)}
+
+
+def test_logs_with_a_value_for_each_example_are_refused_where_they_are_summed(tf):
+    with tf2dist.make_strategy("central", replicas=2).scope():
+        model = one_layer(Each)()
+    with pytest.raises(TrainingError, match=r"train_step of Each logs each with shape \(None,\)"):
+        tf2dist.fit(model, batches((x, pair[1])))
 
 
 def test_logs_with_a_value_for_each_example(tf):
     """Their size differs in the last batch, whose values they are; each batch makes one update."""
-
-    class Each(OwnUpdate):
-        def change(self, x, y, gradients):
-            return super().change(x, y, gradients) | {"each": keras.ops.max(x, axis=1)}
-
     model, options = one_layer(Each)(), {"batch_size": BATCH, "shuffle": False, "verbose": 0}
     history = tf2dist.fit(model, x, pair[1], steps_per_execution=3, **options).history
     assert tf2dist.updates(model) == -(-ROWS // BATCH)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import keras
 import tensorflow as tf
-from keras.src.backend.common.stateless_scope import in_stateless_scope
 
 from tf2dist.compat.optimizers import wrapped_optimizers
+from tf2dist.compat.stateless_scope import holds_back
 
 
 class AtomicCounter(keras.Variable):
@@ -17,7 +17,7 @@ class AtomicCounter(keras.Variable):
     """
 
     def assign_add(self, value):
-        if in_stateless_scope():
+        if holds_back(self):
             return super().assign_add(value)
         self.value.assign_add(tf.cast(value, self.dtype))
         return self.value

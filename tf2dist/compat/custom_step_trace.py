@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -14,16 +15,25 @@ from tf2dist.compat.custom_step_state import set_here
 from tf2dist.compat.global_batch_custom_step import added_loss, patches
 from tf2dist.compat.model import all_metrics
 from tf2dist.compat.stateless_scope import OverlayScope, compute_output_spec
+from tf2dist.compat.strategy_internals import without_other_replicas
 
 
-class _Alone(tf.distribute.ReplicaContext):
-    """A replica without others."""
+@dataclass(frozen=True)
+class StepTrace:
+    """What was found out about a step.
 
-    def all_reduce(self, reduce_op, value, options=None):
-        return tf.nest.map_structure(tf.identity, value)
+    Attributes:
+      logs: what it returns, with `keras.KerasTensor`s or numbers in it.
+      results: for logs that are results of the model's metrics, functions that return the result, by the logs' names.
+      optimizers: that it applies gradients with.
+    """
+
+    logs: Any
+    results: dict[str, Callable]
+    optimizers: list[keras.optimizers.Optimizer]
 
 
-def trace(model: keras.Model, step: Callable, batch) -> dict[str, Callable]:
+def trace(model: keras.Model, step: Callable, batch) -> StepTrace:
     """Makes all variables that a step of the user's own makes, without making an update.
 
     Args:
@@ -31,11 +41,8 @@ def trace(model: keras.Model, step: Callable, batch) -> dict[str, Callable]:
 
     Raises:
       TrainingError: the step cannot run on slices.
-
-    Returns:
-      For logs that are results of the model's metrics, functions that return the result, by the names of the logs.
     """
-    updates, named = [], {}
+    updates, named, found = [], {}, None
 
     def run(batch):
         results = {}
@@ -44,32 +51,38 @@ def trace(model: keras.Model, step: Callable, batch) -> dict[str, Callable]:
         for name, value in logs.items() if isinstance(logs, dict) else ():
             if id(value) in results:
                 named[name] = results[id(value)][0]
+        return logs
 
     with _tracing(model):
         known = -1
         while known < len(model.metrics):  # the first call makes those for the losses of several outputs
             known = len(model.metrics)
-            compute_output_spec(run, batch)
+            found = compute_output_spec(run, batch)
     for optimizer, variables in updates:  # some copy weights, which have values only now
         if not optimizer.built:
             optimizer.build(variables)
             optimizer.built = True
-    return named
+    return StepTrace(found, named, list({id(o): o for o, _ in updates}.values()))
 
 
-def without_others(model: keras.Model, step: Callable, batch) -> Any:
-    """A concrete function of a batch that runs a step on this process alone, and makes no update.
+def without_others(model: keras.Model, step: Callable, batch, variables: Sequence[keras.Variable] = ()) -> Any:
+    """A concrete function of a batch and values that runs a step on this process alone, and makes no update.
 
     Args:
       batch: of `tf.TensorSpec`s.
+      variables: that begin with the values that it is given, one each.
+
+    Returns:
+      A function that returns what the step has made of these variables.
     """
 
     @tf.function(autograph=False)
-    def run(batch):
-        with _tracing(model), OverlayScope((), model.variables):
+    def run(batch, *values):
+        with _tracing(model), OverlayScope(zip(variables, values, strict=True), model.variables) as scope:
             _run_alone(model, step, batch, [])
+        return [tf.convert_to_tensor(scope.value(v)) for v in variables]
 
-    return run.get_concrete_function(batch)
+    return run.get_concrete_function(batch, *(tf.TensorSpec(v.shape, v.dtype) for v in variables))
 
 
 @contextlib.contextmanager
@@ -84,8 +97,10 @@ def _tracing(model: keras.Model) -> Iterator[None]:
 
 
 def _run_alone(model: keras.Model, step: Callable, batch, updates: list):
-    here = _Alone(model.distribute_strategy, 0)  # where variables can be differentiated by
-    with here, set_here(updates=updates, gradients={}, totals={}, graph=tf.compat.v1.get_default_graph()):
+    with (
+        without_other_replicas(model.distribute_strategy),
+        set_here(updates=updates, gradients={}, totals={}, graph=tf.compat.v1.get_default_graph()),
+    ):
         return step(batch)
 
 

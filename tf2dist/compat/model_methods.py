@@ -28,6 +28,11 @@ def replace(model: keras.Model, functions: Mapping[str, Callable[..., Any]]) -> 
         setattr(model, name, functools.partial(_call_own if own else _call, model, name, function))
 
 
+def are_replaced(model: keras.Model) -> bool:
+    """Whether a model has other methods."""
+    return getattr(vars(model).get("predict"), "func", None) in (_call, _call_own)
+
+
 def has_own(model: keras.Model, name: str) -> bool:
     """Whether a model with other methods has one of this name in its class, which leads to the other one."""
     return getattr(vars(model).get(name), "func", None) is _call_own

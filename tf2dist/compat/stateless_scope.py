@@ -78,3 +78,53 @@ class OverlayScope:
     def written(self) -> list[tuple[keras.Variable, Any]]:
         """The variables that were written inside, also those that no model has, with what was written."""
         return [(v, self.value(v)) for v in self.scope.updated.values()]
+
+
+class _HeldBackScope(keras.StatelessScope):
+    def __init__(self, held: dict[int, Any]) -> None:
+        super().__init__(collect_losses=True)
+        self.held = held
+
+    def get_current_value(self, variable):
+        return self.held.get(id(variable), variable._value)
+
+    def add_update(self, update) -> None:
+        variable, value = update
+        if id(variable) in self.held:
+            self.held[id(variable)] = value
+        else:
+            variable._direct_assign(value)
+
+
+class HeldBackScope:
+    """A scope in which some variables are tensors, and what is written to them is held back; all others are as ever.
+
+    A `StatelessScope` holds back what is written to any variable (keras/src/backend/common/variables.py, `assign`).
+
+    Args:
+      values: variables and what they are at the beginning.
+    """
+
+    def __init__(self, values: Iterable[tuple[keras.Variable, object]]):
+        values = list(values)
+        self._variables = [v for v, _ in values]  # an id is a variable's own only while it lives
+        self._scope = _HeldBackScope({id(v): value for v, value in values})
+
+    def __enter__(self) -> HeldBackScope:
+        self._scope.__enter__()
+        return self
+
+    def __exit__(self, *error) -> None:
+        self._scope.__exit__(*error)
+
+    def values(self) -> list[Any]:
+        """What the variables are now."""
+        return [self._scope.held[id(v)] for v in self._variables]
+
+
+def holds_back(variable: keras.Variable) -> bool:
+    """Whether what is written to the variable here is held back."""
+    if not in_stateless_scope():
+        return False
+    scope = stateless_scope.get_stateless_scope()
+    return not isinstance(scope, _HeldBackScope) or id(variable) in scope.held

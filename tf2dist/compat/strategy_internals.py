@@ -42,6 +42,38 @@ def tracing_for_servers(strategy: tf.distribute.Strategy) -> Iterator[None]:
         extended._num_gpus_per_worker = gpus
 
 
+class _Alone(tf.distribute.ReplicaContext):
+    """A replica without others."""
+
+    def all_reduce(self, reduce_op, value, options=None):
+        return tf.nest.map_structure(tf.identity, value)
+
+
+def without_other_replicas(strategy: tf.distribute.Strategy) -> tf.distribute.ReplicaContext:
+    """A context in which the code of a replica runs that has no others to meet.
+
+    Variables can be differentiated by there, and a `merge_call` is an ordinary call. That of `strategy.run` waits for
+    all replicas' threads, so it is refused in conditions and loops (tensorflow/python/distribute/mirrored_run.py).
+    """
+    return _Alone(strategy, 0)
+
+
+@contextlib.contextmanager
+def as_single_replica(strategy: tf.distribute.Strategy) -> Iterator[None]:
+    """Inside, the code of the one replica of a worker updates variables of servers as one that has no others.
+
+    Also in conditions and loops; see `without_other_replicas`. `LossScaleOptimizer` would begin a replica of its own
+    (keras/src/optimizers/loss_scale_optimizer.py, `_tf_apply`), whose `merge_call` is refused in them again.
+    """
+    extended = strategy.extended
+    vars(extended)["_use_merge_call"] = lambda: False
+    try:
+        with without_other_replicas(strategy):
+            yield
+    finally:
+        del vars(extended)["_use_merge_call"]
+
+
 def has_variable_partitioner(strategy: tf.distribute.Strategy) -> bool:
     """Does the strategy cut variables into `ShardedVariable`s, which Keras 3 cannot train?"""
     return getattr(strategy.extended, "_variable_partitioner", None) is not None

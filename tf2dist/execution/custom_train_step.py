@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -24,6 +24,8 @@ class CustomTrainStep:
     """
 
     sums_make_logs = False
+    in_order = True
+    metric_paths: tuple[str, ...] = ()  # the sums have none of metrics
 
     def __init__(self, model: keras.Model):
         self.model = model
@@ -37,18 +39,7 @@ class CustomTrainStep:
           method: the name of the step: "train_step" or "test_step".
           batch: of `keras.KerasTensor`s.
         """
-        any_size = batch
-        if self.model.distribute_strategy.num_replicas_in_sync > 1:
-            any_size = tf.nest.map_structure(lambda t: keras.KerasTensor(_of_any_size(t.shape), t.dtype), batch)
-        try:
-            self._metric_results |= custom_step_trace.trace(self.model, getattr(self.model, method), any_size)
-        except (TypeError, ValueError) as error:
-            if any(a.shape != b.shape for a, b in zip(tf.nest.flatten(any_size), tf.nest.flatten(batch), strict=True)):
-                raise TrainingError(
-                    f"{method} of {type(self.model).__name__} does not take batches of any size, and each replica has "
-                    f"a part of a batch: use keras.ops.shape(x)[0] for x.shape[0], or strategy one ({error})"
-                ) from error
-            raise
+        self._metric_results |= trace_step(self.model, method, batch).results
 
     def reset(self) -> None:
         """Resets the model's metrics."""
@@ -70,19 +61,12 @@ class CustomTrainStep:
         states = [v for metric in all_metrics(self.model) for v in metric.variables]
         before = [] if slice_weight is None else [tf.identity(v.value) for v in states]
         with global_batch_custom_step.on_slice(slice_weight):
-            logs = step(batch if slice_weight is None else tf.nest.map_structure(_as_of_any_size, batch))
-            if isinstance(logs, dict):
-                logs = {name: global_batch_custom_step.as_mean(value) for name, value in flat_results(logs).items()}
+            logs = logs_of(self.model, step, batch, slice_weight)
         if slice_weight is not None:  # a slice that stands in for an empty one counts not
             for variable, value in zip(states, before, strict=True):
                 variable.assign(tf.where(slice_weight > 0, variable.value, value))
-        if not isinstance(logs, dict):
-            raise ValueError(f"{step.__name__} of {type(self.model).__name__} must return a dict, found {logs!r}")
         self._log_names = list(logs)
-        values = [tf.cast(t, tf.float32) for t in (logs.get("loss", 0.0), *logs.values())]
-        if slice_weight is None:
-            return values
-        return [tf.where(slice_weight > 0, slice_weight * v, tf.zeros_like(v)) for v in values]
+        return values_of(logs, slice_weight)
 
     def is_last_value(self, name: str) -> bool:
         """Whether this log is a value of the last batch rather than a metric's result."""
@@ -112,6 +96,51 @@ class CustomTrainStep:
             logs = dict(zip(self._log_names, sums[1:], strict=False))
             logs |= {name: result() for name, result in self._metric_results.items() if name in logs}
         return as_logs(logs)
+
+
+def trace_step(model: keras.Model, method: str, batch) -> custom_step_trace.StepTrace:
+    """Makes all variables that a step makes, and finds out about it what can be known before it runs.
+
+    Args:
+      method: the name of the step: "train_step" or "test_step".
+      batch: of `keras.KerasTensor`s.
+    """
+    any_size = batch
+    if model.distribute_strategy.num_replicas_in_sync > 1:
+        any_size = tf.nest.map_structure(lambda t: keras.KerasTensor(_of_any_size(t.shape), t.dtype), batch)
+    try:
+        return custom_step_trace.trace(model, getattr(model, method), any_size)
+    except (TypeError, ValueError) as error:
+        if any(a.shape != b.shape for a, b in zip(tf.nest.flatten(any_size), tf.nest.flatten(batch), strict=True)):
+            raise TrainingError(
+                f"{method} of {type(model).__name__} does not take batches of any size, and each replica has a part "
+                f"of a batch: use keras.ops.shape(x)[0] for x.shape[0], or strategy one ({error})"
+            ) from error
+        raise
+
+
+def logs_of(model: keras.Model, step: Callable, batch, slice_weight) -> dict[str, Any]:
+    """Runs a step of the user's own; returns its logs, those of a slice as means over it.
+
+    Inside of `global_batch_custom_step.on_slice`.
+    """
+    logs = step(batch if slice_weight is None else tf.nest.map_structure(_as_of_any_size, batch))
+    check_logs(model, step.__name__, logs)
+    return {name: global_batch_custom_step.as_mean(value) for name, value in flat_results(logs).items()}
+
+
+def check_logs(model: keras.Model, method: str, logs) -> None:
+    """Raises ValueError for what a step returned if it is no dict."""
+    if not isinstance(logs, dict):
+        raise ValueError(f"{method} of {type(model).__name__} must return a dict, found {logs!r}")
+
+
+def values_of(logs: Mapping[str, Any], slice_weight) -> list[tf.Tensor]:
+    """The loss, or 0 if it is not in the logs, and the logs, f32; those of a slice by its weight."""
+    values = [tf.cast(t, tf.float32) for t in (logs.get("loss", 0.0), *logs.values())]
+    if slice_weight is None:
+        return values
+    return [tf.where(slice_weight > 0, slice_weight * v, tf.zeros_like(v)) for v in values]
 
 
 def _of_any_size(shape) -> list[int | None]:

@@ -16,7 +16,7 @@ from tf2dist.compat import model as keras_model
 from tf2dist.compat.stateless_scope import OverlayScope, in_stateless_scope
 from tf2dist.execution.flat_logs import as_logs
 from tf2dist.execution.loss_fractions import Fraction, added, quotients, scaled
-from tf2dist.runtime import collectives
+from tf2dist.execution.metric_variables import set_variables
 
 
 class _Forward(NamedTuple):
@@ -51,6 +51,7 @@ class KerasTrainStep:
     """
 
     sums_make_logs = True
+    in_order = False
 
     def __init__(self, model: keras.Model):
         self.model = model
@@ -281,14 +282,7 @@ class KerasTrainStep:
 
     def set_metrics(self, sums: Sequence[np.ndarray], strategy: tf.distribute.Strategy) -> None:
         """See `TrainStep`."""
-        variables = [*keras_model.loss_tracker(self.model).variables, *self._metric_variables]
-        is_first_peer = collectives.peers(strategy)[1] == 0
-        for variable, value in zip(variables, sums, strict=True):
-            # What is read is the sum of all replicas' parts.
-            first, *others = strategy.experimental_local_results(variable.value)
-            first.assign(tf.cast(value if is_first_peer else np.zeros_like(value), variable.dtype))
-            for other in others:
-                other.assign(tf.zeros_like(other))
+        set_variables([*keras_model.loss_tracker(self.model).variables, *self._metric_variables], sums, strategy)
 
     def logs(self, sums: Sequence[np.ndarray]) -> dict[str, Any]:
         """See `TrainStep`."""

@@ -19,6 +19,7 @@ class TrainStep(Protocol):
 
     model: keras.Model
     sums_make_logs: bool  # are logs made of the sums alone, so that another process can make them?
+    in_order: bool  # are some of the sums those of the last step, so that results are to be added in order?
 
     def reset(self) -> None:
         """Starts a new epoch or evaluation."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
+from tf2dist.compat.strategy_internals import as_single_replica
+from tf2dist.execution.custom_step_with_sums import CustomStepWithSums
 from tf2dist.execution.keras_train_step import KerasTrainStep
 from tf2dist.input.batch_groups import group_signature, single_batches
 from tf2dist.input.data_adapter import BatchMaker
@@ -35,7 +38,12 @@ class ExecutionFunctions:
     """
 
     def __init__(
-        self, pool: WorkerPool, tokens: FencingTokens, updates: UpdateCounter, step: KerasTrainStep, local_steps: int
+        self,
+        pool: WorkerPool,
+        tokens: FencingTokens,
+        updates: UpdateCounter,
+        step: KerasTrainStep | CustomStepWithSums,
+        local_steps: int,
     ):
         self._pool, self._tokens, self._step, self._local_steps = pool, tokens, step, local_steps
         self._updates = updates
@@ -97,7 +105,7 @@ class ExecutionFunctions:
 
             def take(sums, done, ahead, now):
                 more, ahead = turn(ahead, held.first + tf.cast(done, tf.int64), now)
-                return worker_metric_sums.add(sums, more), done + now, ahead
+                return worker_metric_sums.add(step, sums, more), done + now, ahead
 
             def take_several(sums, done, ahead):
                 for _ in range(unrolled):
@@ -125,6 +133,8 @@ class ExecutionFunctions:
     def _take_one_step(self) -> Callable:
         """A function that makes one update on the servers' variables; returns its metric sums, and what is ahead."""
         step, strategy, together = self._step, self._pool.strategy, not self._pool.slices.single  # several replicas
+        if isinstance(step, CustomStepWithSums):
+            return self._take_custom_step(step)
         own = WorkerStep(step, self._updates)
 
         def take(batches, ahead, number, n, end, held):
@@ -141,6 +151,27 @@ class ExecutionFunctions:
 
         return take
 
+    def _take_custom_step(self, step: CustomStepWithSums) -> Callable:
+        """As `_take_one_step`; what the user's own step applies, it applies to each variable alone."""
+        strategy = self._pool.strategy
+
+        def update(batch):
+            with as_single_replica(strategy):  # it may update in a condition
+                return step.update(batch)
+
+        def take(batches, ahead, number, n, end, held):
+            batch, ahead = batches.take(ahead, number, end)
+            with contextlib.ExitStack() as stack:
+                for optimizer in step.optimizers:
+                    stack.enter_context(one_worker_at_a_time(optimizer))
+                results = strategy.run(update, args=(batch,))
+            sums = [strategy.experimental_local_results(r)[0] for r in results]
+            with tf.control_dependencies(sums):
+                self._updates.add(1)
+            return sums, ahead
+
+        return take
+
     def _of_replica(self, element):
         """The slice of the replica that calls this, of what all replicas of a worker get."""
         if isinstance(element[1], tf.Tensor):  # tf.distribute's iterator has handed each its own, with its weight
@@ -149,6 +180,7 @@ class ExecutionFunctions:
 
     def _take_local_steps(self) -> Callable:
         """As `_take_one_step`, up to `local_steps` updates on a copy of the weights."""
+        assert isinstance(self._step, KerasTrainStep)
         return LocalSgd(self._step, self._updates).run_round
 
 

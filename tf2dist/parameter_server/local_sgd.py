@@ -59,7 +59,7 @@ class LocalSgd:
             values, sums, ahead = state
             batch, ahead = batches.take(ahead, number + tf.cast(place, tf.int64), end)
             values, more = self._update([*values, *read], batch)
-            return values, worker_metric_sums.add(sums, more), ahead
+            return values, worker_metric_sums.add(self._step, sums, more), ahead
 
         start = fetched[:written], worker_metric_sums.zeros(self._step), ahead
         values, sums, ahead = keras.ops.fori_loop(0, n, update, start)

@@ -90,7 +90,7 @@ class ShardedPass:
         self, step: TrainStep, data: FiniteDataAdapter, *, one_by_one: bool
     ) -> Iterator[tuple[int, list[np.ndarray]]]:
         """Yields how many batches were evaluated, and their metric sums; `one_by_one`: of each batch, in order."""
-        if one_by_one:
+        if one_by_one or step.in_order:
             function = self._function("evaluate each", _each_sums(step), data)
             shards = data.steps or 0 if data.begins_anywhere else self._enough(data)
             for shard, sums in _in_order(self._results(function, self._shards(data, shards))):
@@ -256,7 +256,7 @@ def _each_sums(step: TrainStep):
         arrays = [tf.TensorArray(t.dtype, n, element_shape=t.shape) for t in none]
 
         def write(i, arrays):
-            sums = worker_metric_sums.add(none, step.evaluate(next(batches)))
+            sums = worker_metric_sums.add(step, none, step.evaluate(next(batches)))
             return [a.write(i, t) for a, t in zip(arrays, sums, strict=True)]
 
         return [a.stack() for a in keras.ops.fori_loop(0, n, write, arrays)], ()

@@ -230,7 +230,7 @@ class SynchronousUpdate:
                 with tf.control_dependencies([more[0]]):
                     self._counter.add(1)
                     update = self._number.assign_add(1, read_value=True)
-                return worker_metric_sums.add(sums, more), dropped, update
+                return worker_metric_sums.add(self._step, sums, more), dropped, update
 
             start = worker_metric_sums.zeros(self._step), tf.constant(0), tf.identity(self._number)
             sums, dropped, _ = keras.ops.fori_loop(0, n, make_update, start)

@@ -15,14 +15,14 @@ def zeros(step: TrainStep) -> list[tf.Tensor]:
     return [tf.cast(z, _wide(z.dtype)) for z in step.zero_sums()]
 
 
-def add(sums: Sequence[tf.Tensor], more: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+def add(step: TrainStep, sums: Sequence[tf.Tensor], more: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Wide sums with those of another step, of any dtypes."""
-    return [s + tf.cast(m, s.dtype) for s, m in zip(sums, more, strict=True)]
+    return step.add_sums(sums, [tf.cast(m, s.dtype) for s, m in zip(sums, more, strict=True)])
 
 
 def repeat(step: TrainStep, run: Callable[[], list[tf.Tensor]], n) -> list[tf.Tensor]:
     """The metric sums of `n` i32[] calls of `run()`. In a graph."""
-    return keras.ops.fori_loop(0, n, lambda _, sums: add(sums, run()), zeros(step))
+    return keras.ops.fori_loop(0, n, lambda _, sums: add(step, sums, run()), zeros(step))
 
 
 def _wide(dtype: tf.DType) -> tf.DType:

@@ -13,9 +13,10 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import keras
+import tensorflow as tf
 
 from tf2dist.compat import model_methods, versions
-from tf2dist.compat.model import logs_in_order, overridden_step
+from tf2dist.compat.model import layers_of, logs_in_order, overridden_step
 from tf2dist.errors import START_AGAIN, CheckpointError, Preempted, UsageError, reason
 from tf2dist.input.data_adapter import FiniteDataAdapter
 from tf2dist.input.keras_arguments import as_data
@@ -144,7 +145,7 @@ def fit(
     epoch_steps = _capped(steps_per_epoch or adapter.steps, keras.config.max_steps_per_epoch(), "steps_per_epoch")
     if not epoch_steps:
         raise UsageError("the data is endless or empty: say how long an epoch is with steps_per_epoch")
-    prepared = prepare(model, parameter_server or ParameterServer())
+    prepared = _prepare(model, parameter_server or ParameterServer())
     _check_same_for_peers(
         prepared, "fit", steps_per_epoch=epoch_steps, epochs=epochs, initial_epoch=initial_epoch,
         steps_per_execution=steps_per_execution, validation_steps=None if validation is None else validation.steps,
@@ -234,7 +235,7 @@ def evaluate(
     model_validation.check_compiled(model)
     adapter = _one_pass(as_data(x, y, sample_weight), batch_size, steps, "steps")
     callback_list = _callback_list(model, callbacks, verbose, adapter.announced_steps)
-    prepared = prepare(model)
+    prepared = _prepare(model)
     _check_same_for_peers(prepared, "evaluate", steps=adapter.steps)
     one_by_one = need_every_batch(prepared.strategy, callback_list, "evaluation")
     logs = prepared.evaluate(adapter, callback_list, one_by_one=one_by_one)
@@ -267,7 +268,7 @@ def predict(
     """
     adapter = _one_pass(as_data(x), batch_size, steps, "steps")
     callback_list = _callback_list(model, callbacks, verbose, adapter.announced_steps)
-    prepared = prepare(model)
+    prepared = _prepare(model)
     _check_same_for_peers(prepared, "predict", steps=adapter.steps)
     return prepared.predict(adapter, callback_list)
 
@@ -339,6 +340,16 @@ def bind(model: _Model) -> _Model:
     """
     model_methods.replace(model, {"fit": fit, "evaluate": evaluate, "predict": predict})
     return model
+
+
+def _prepare(model: keras.Model, options: ParameterServer | None = None) -> PreparedModel:
+    """As `prepare`; under parameter servers, where Keras's methods cannot run, the model and those in it have ours."""
+    prepared = prepare(model, options)
+    if isinstance(prepared.strategy, tf.distribute.ParameterServerStrategy):
+        for each in (model, *layers_of(model)):
+            if isinstance(each, keras.Model) and not model_methods.are_replaced(each):
+                bind(each)
+    return prepared
 
 
 def updates(model: keras.Model) -> int:

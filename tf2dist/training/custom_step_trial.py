@@ -22,6 +22,7 @@ import tensorflow as tf
 from tf2dist.compat import captured_variables, custom_step_trace, global_batch_custom_step
 from tf2dist.compat.model import layers_of
 from tf2dist.errors import TrainingError
+from tf2dist.execution.custom_step_with_sums import CustomStepWithSums
 from tf2dist.execution.custom_train_step import CustomTrainStep
 from tf2dist.input.batch_slicing import ReplicaSlices, slice_bounds
 from tf2dist.runtime import collectives
@@ -33,7 +34,7 @@ _MOST_ROWS = 17
 _SEED = "seed_generator_state"
 
 
-def check(step: CustomTrainStep, method: str, spec) -> None:
+def check(step: CustomTrainStep | CustomStepWithSums, method: str, spec) -> None:
     """Raises TrainingError for a step that does not come to the same on the replicas' slices as on one device.
 
     Args:
@@ -69,7 +70,7 @@ class _Outcome:
 
 
 class _Trial:
-    def __init__(self, step: CustomTrainStep, method: str, spec):
+    def __init__(self, step: CustomTrainStep | CustomStepWithSums, method: str, spec):
         self._step, self._model = step, step.model
         self._strategy = strategy = step.model.distribute_strategy
         self._peers, self._rank = collectives.peers(strategy)
@@ -88,8 +89,14 @@ class _Trial:
         self._known = [
             (path, v, parts)
             for path, v, parts in known
-            if len(parts) == replicas and v is not parts[0] and any(id(part.handle) in held for part in parts)
+            if self._is_known(v, parts, replicas) and any(id(part.handle) in held for part in parts)
         ]
+
+    def _is_known(self, variable, parts: Sequence, replicas: int) -> bool:
+        """Is this a variable of the strategy's, of which each replica has a copy, or all have one?"""
+        if isinstance(self._strategy, tf.distribute.experimental.CentralStorageStrategy):
+            return self._strategy.extended.variable_created_in_scope(variable)
+        return len(parts) == replicas and variable is not parts[0]
 
     def _traced(self, function: Callable) -> Any:
         def on_replica(batch, weight):
@@ -215,10 +222,14 @@ class _Trial:
             tolerated = factor * (self._rtol * change + self._small * _largest(expected) + 1e-7) if is_float else 0.0
             if any(not _close(each, expected, tolerated) for each in found):
                 return path
-        for name, (expected, found) in zip(["", *self._step.log_names], totals[: self._values], strict=True):
+        first = 1 + len(self._step.log_names)  # of the metric sums
+        for name, (expected, found) in zip(self._step.log_names, totals[1:first], strict=True):
             tolerated = factor * (self._rtol * _largest(expected) + self._small)
-            if name and self._step.is_last_value(name) and not _close(found, expected, tolerated):
+            if self._step.is_last_value(name) and not _close(found, expected, tolerated):
                 return f"the log {name}"
+        for path, (expected, found) in zip(self._step.metric_paths, totals[first : self._values], strict=True):
+            if not _close(found, expected, factor * (self._rtol + self._small) * _largest(expected) + factor * 1e-7):
+                return path
         return ""
 
 

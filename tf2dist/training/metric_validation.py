@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf2dist.compat import custom_step_trace
 from tf2dist.compat.global_batch_loss import metrics_of_slice
 from tf2dist.compat.model import (
     all_metrics,
@@ -82,31 +83,59 @@ def _check_forward_metrics(model: keras.Model, spec) -> None:
             raise UsageError(_no_sum_message(metric, _DEPENDS))
 
 
+def check_metrics_of_custom_step(model: keras.Model, method: str, spec) -> None:
+    """As `check_metrics`, for those that a step of the user's own updates, each time from zeros.
+
+    Args:
+      method: the name of the step: "train_step" or "test_step".
+    """
+    metrics = [m for m in all_metrics(model) if not is_of_keras(m)]
+    if not metrics:
+        return
+    _check_begin_at_zero(metrics)
+    variables = [v for m in metrics for v in m.variables]
+    apart: set[int] = set()
+    with tf.device("/cpu:0"), contextlib.suppress(Exception):  # rows of zeros may make no sense
+        rows = tf.nest.map_structure(_zeros, spec)
+        specs = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), rows)
+        step = custom_step_trace.without_others(model, getattr(model, method), specs, variables)
+        apart = _apart(variables, lambda begun: [t.numpy() for t in step(*tf.nest.flatten(rows), *begun)])
+    for metric in metrics:
+        if apart & {id(v) for v in metric.variables}:
+            raise UsageError(_no_sum_message(metric, _DEPENDS))
+
+
+def _apart(variables: Sequence[keras.Variable], after: Callable[[list[tf.Tensor]], list[np.ndarray]]) -> set[int]:
+    """Ids of variables to which `after`, given what they hold, brings something else where they hold something else."""
+
+    def begun(state: float) -> list[tf.Tensor]:
+        return [tf.cast(tf.fill(v.shape, state), v.dtype) for v in variables]
+
+    brought, again, apart = after(begun(0.0)), after(begun(0.0)), set()
+    for state in _STATES:
+        for variable, value, first, second in zip(variables, after(begun(state)), brought, again, strict=True):
+            # Where random numbers without a seed bring something else each time, nothing is found out.
+            if np.allclose(first, second) and not np.allclose(value, first + first.dtype.type(state)):
+                apart.add(id(variable))
+    return apart
+
+
 def _depend_on_state(model: keras.Model, spec, metrics: Sequence[keras.metrics.Metric]) -> set[int]:
     """Ids of variables to which a batch brings something else where they hold something else."""
     variables = [v for m in metrics for v in m.variables]
     others = [v for m in all_metrics(model) if not any(m is k for k in metrics) for v in m.variables]
     x, y, weight = keras.utils.unpack_x_y_sample_weight(tf.nest.map_structure(_zeros, spec))
 
-    def after(state: float, training: bool) -> list[np.ndarray]:
-        begun = [(v, tf.cast(tf.fill(v.shape, state), v.dtype)) for v in variables]
-        begun += [(v, tf.zeros(v.shape, v.dtype)) for v in others]
-        with keras.StatelessScope(begun) as scope:  # seeds stay as they are for the next time
+    def after(begun: list[tf.Tensor], training: bool) -> list[np.ndarray]:
+        held = [*zip(variables, begun, strict=True), *((v, tf.zeros(v.shape, v.dtype)) for v in others)]
+        with keras.StatelessScope(held) as scope:  # seeds stay as they are for the next time
             y_pred = call(model, x, training=training)
             compute_loss(model, x, y, y_pred, weight, training=training)
             if overrides_compute_metrics(model):
                 model.compute_metrics(x, y, y_pred, sample_weight=weight)
             return [keras.ops.convert_to_numpy(scope.get_current_value(v)) for v in variables]
 
-    apart: set[int] = set()
-    for training in (True, False):
-        brought, again = after(0.0, training), after(0.0, training)
-        for state in _STATES:
-            for variable, value, first, second in zip(variables, after(state, training), brought, again, strict=True):
-                # Where random numbers without a seed bring something else each time, nothing is found out.
-                if np.allclose(first, second) and not np.allclose(value, first + first.dtype.type(state)):
-                    apart.add(id(variable))
-    return apart
+    return set().union(*(_apart(variables, functools.partial(after, training=t)) for t in (True, False)))
 
 
 def check_metrics_of_slices(model: keras.Model, spec) -> None:

@@ -23,7 +23,7 @@ def check_compiled(model: keras.Model) -> None:
         raise UsageError("the model is not compiled: call model.compile(optimizer, loss) before tf2dist.fit")
 
 
-def check_before_building(model: keras.Model) -> None:
+def check_before_building(model: keras.Model, options: ParameterServer) -> None:
     """Raises ValueError for a model that its strategy cannot train."""
     strategy = model.distribute_strategy
     if model.compiled and model.run_eagerly:
@@ -39,18 +39,26 @@ def check_before_building(model: keras.Model) -> None:
             "which XLA cannot read; compile it without, or use a strategy that keeps them with the replicas"
         )
     if own := overridden_step(model):
-        check_custom_step(model, own)
+        check_custom_step(model, own, options)
 
 
-def check_custom_step(model: keras.Model, own: str) -> None:
-    """Raises ValueError for a model that overrides the method `own`, on a strategy that needs Keras's."""
+def check_custom_step(model: keras.Model, own: str, options: ParameterServer) -> None:
+    """Raises ValueError for a model that overrides the method `own`, where steps must be Keras's."""
     strategy = model.distribute_strategy
-    if isinstance(strategy, VARIABLES_ELSEWHERE):
-        raise UsageError(
-            f"{type(model).__name__} overrides {own}, which keeps its metrics in variables that several at once cannot "
-            f"update under {type(strategy).__name__} without losing counts; use compile(loss, metrics) and "
-            "compute_loss, or strategy one, mirrored or multiworker"
-        )
+    if isinstance(strategy, tf.distribute.ParameterServerStrategy):
+        needs = ""
+        if options.update == "sync":
+            needs = 'update="sync" joins the gradients of several workers before any is applied'
+        elif options.local_steps > 1:
+            needs = f"local_steps={options.local_steps} makes updates on copies of the weights"
+        elif strategy.num_replicas_in_sync > 1:
+            needs = f"the {strategy.num_replicas_in_sync} devices of each worker compute each a part of its batch"
+        if needs:
+            raise UsageError(
+                f"{type(model).__name__} overrides {own}: such a step applies its gradients itself, and {needs}; use "
+                "compile(loss, metrics) and compute_loss, workers with one device and asynchronous updates, or "
+                "strategy multiworker"
+            )
     if strategy.num_replicas_in_sync > 1 and tf.config.functions_run_eagerly():
         raise UsageError(
             f"{type(model).__name__} overrides {own}, and tf.config.run_functions_eagerly(True) is set: how the losses "

@@ -14,6 +14,7 @@ import tensorflow as tf
 from tf2dist.compat import model as keras_model
 from tf2dist.compat.atomic_counter import count_atomically
 from tf2dist.compat.stateless_scope import compute_output_spec
+from tf2dist.execution.custom_step_with_sums import CustomStepWithSums
 from tf2dist.execution.custom_train_step import CustomTrainStep
 from tf2dist.execution.keras_train_step import KerasTrainStep
 from tf2dist.execution.predict_step import PredictStep
@@ -60,7 +61,7 @@ class PreparedModel:
     """
 
     def __init__(self, model: keras.Model, options: ParameterServer):
-        model_validation.check_before_building(model)
+        model_validation.check_before_building(model, options)
         model_validation.check_options(model, options)
         self.model, self.options = model, options
         self._identity = keras_model.compile_identity(model)
@@ -68,7 +69,8 @@ class PreparedModel:
         self.dispatcher = choose_dispatcher(self.strategy, options)
         self._tuner = StepsPerExecutionTuner()
         self._step: KerasTrainStep | None = None
-        self._custom_steps: dict[str, CustomTrainStep] = {}  # by the model's methods, whose logs differ
+        # By the methods of the model, whose logs differ.
+        self._custom_steps: dict[str, CustomTrainStep | CustomStepWithSums] = {}
         self._checked: list = []  # names of steps with specs of data that they were found to take
 
     def is_current(self) -> bool:
@@ -96,9 +98,11 @@ class PreparedModel:
                 _build(self.model, batch)
             own = step != "predict_step" and keras_model.custom_step(self.model, batch)
             if own:
-                model_validation.check_custom_step(self.model, own)
-                self._custom_steps.setdefault(step, CustomTrainStep(self.model)).build(step, batch)
+                model_validation.check_custom_step(self.model, own, self.options)
+                self._custom_steps.setdefault(step, _custom_step(self.model)).build(step, batch)
         model_validation.check_after_building(self.model)
+        if own and isinstance(self._custom_steps[step], CustomStepWithSums):
+            metric_validation.check_metrics_of_custom_step(self.model, step, spec)
         if own and self.strategy.num_replicas_in_sync > 1:
             custom_step_trial.check(self._custom_steps[step], step, spec)
         if not own and step != "predict_step":
@@ -111,7 +115,11 @@ class PreparedModel:
         """The model's train step, after building the model for this data; `step` as for `build`."""
         self.build(data, step)
         if step in self._custom_steps:
-            return self._custom_steps[step]
+            custom = self._custom_steps[step]
+            if isinstance(custom, CustomStepWithSums):
+                for optimizer in custom.optimizers:
+                    count_atomically(optimizer)
+            return custom
         if self._step is None:
             self._step = self._compiled_step(data)
             if isinstance(self.strategy, tf.distribute.ParameterServerStrategy):
@@ -207,6 +215,11 @@ class PreparedModel:
                     break
         callbacks.on_predict_end()
         return tf.nest.map_structure(lambda *arrays: _joined(arrays), *batches)
+
+
+def _custom_step(model: keras.Model) -> CustomTrainStep | CustomStepWithSums:
+    shares_variables = isinstance(model.distribute_strategy, model_validation.VARIABLES_ELSEWHERE)
+    return CustomStepWithSums(model) if shares_variables else CustomTrainStep(model)
 
 
 def _announced(

@@ -1,0 +1,23 @@
+"""Variables of metrics, of which replicas may hold parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf2dist.runtime import collectives
+
+
+def set_variables(
+    variables: Sequence[keras.Variable], values: Iterable[np.ndarray], strategy: tf.distribute.Strategy
+) -> None:
+    """Makes these values what is read from variables, which is the sum of all replicas' parts if they hold parts."""
+    is_first_peer = collectives.peers(strategy)[1] == 0
+    for variable, value in zip(variables, values, strict=True):
+        first, *others = strategy.experimental_local_results(variable.value)
+        first.assign(tf.cast(value if is_first_peer else np.zeros_like(value), variable.dtype))
+        for other in others:
+            other.assign(tf.zeros_like(other))
