@@ -71,6 +71,7 @@ def test_files(tf, whole, tmp_path_factory):
     try_them()
 
 
+@pytest.mark.slow
 def test_records(tf, tmp_path_factory):
     """The framing is right, and what it holds is not."""
     path = str(tmp_path_factory.getbasetemp() / "records")

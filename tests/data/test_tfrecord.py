@@ -107,6 +107,7 @@ def test_shuffle(two):
         np.testing.assert_array_equal(np.unique(np.rint(one * 255), axis=0), np.unique(everything, axis=0))
 
 
+@pytest.mark.slow
 def test_read_runs_without_python(two):
     """A remote worker has no Python to call back into."""
     paths, _ = two

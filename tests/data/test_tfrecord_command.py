@@ -136,6 +136,7 @@ def test_writes_into_a_store(object_store, tmp_path):
         assert tfrecord.count_records(path) == tfrecord.count_records(f"{object_store.bucket}/new/{part}.tfrecords") > 0
 
 
+@pytest.mark.slow
 def test_a_part_that_a_store_does_not_take_leaves_no_data_set_of_two(object_store, monkeypatch, capsys):
     """The old training part is gone by then, beside which the new test part would be taken for its own."""
     out = f"{object_store.bucket}/set"

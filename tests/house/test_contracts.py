@@ -87,6 +87,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.slow
 @every_third(("contract", "file", "code"), [(contract, *case) for contract, cases in BROKEN.items() for case in cases])
 def test_a_broken_contract_is_seen(copy, contract, file, code):
     path = copy / file

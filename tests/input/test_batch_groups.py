@@ -23,6 +23,7 @@ def kinds(tf):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", ["tensor", "labels", "words", "lengths", "nodes and edges", "numbers", "ragged", "sparse"]
 )

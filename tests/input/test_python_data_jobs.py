@@ -124,6 +124,7 @@ def test_one_clear_error(launched, monkeypatch, job, wrong):
     assert under_way.left() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["fork", "send"])
 def test_processes_that_hang(launched, monkeypatch, where):
     """They cannot be asked to end, and Python would wait for them, or for the rest of a batch, when it exits."""

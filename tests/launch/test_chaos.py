@@ -44,6 +44,7 @@ def test_a_job_that_is_killed_says_so(run, tmp_path):
     assert found["never_came"] == []
 
 
+@pytest.mark.slow
 def test_a_task_that_has_ended_is_no_target(run):
     status, _, error = run("time.sleep(3 if me == 'worker 0' else 0)", "--workers=2", "--chaos=kill:worker-1@1.5s")
     assert status == 0
@@ -82,6 +83,7 @@ def test_a_server_that_is_stopped_when_the_job_is_done(run):
     assert "did not end within" not in error
 
 
+@pytest.mark.slow
 def test_output_that_nobody_reads_holds_up_no_fault(start):
     """Of a launcher whose pipe is full; it ends all the same when it is asked to."""
     job = start(
@@ -111,6 +113,7 @@ tf2dist.fit(model, x, x[:, :1], batch_size=8, epochs=5, initial_epoch=2, verbose
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--isolate",)], ids=["plain", "isolated"])
 def test_steps_of_a_program_that_joins_nothing(run, tmp_path, options):
     """Of both calls, with what a user's launcher imports before."""

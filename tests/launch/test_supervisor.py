@@ -191,6 +191,7 @@ SAVES = """
 """
 
 
+@pytest.mark.slow
 def test_a_signal_to_all_processes_at_once_leaves_them_their_time(start):
     job = start(SAVES, "--workers=2", "--grace=100")
     job.until("ready", times=2)
@@ -201,6 +202,7 @@ def test_a_signal_to_all_processes_at_once_leaves_them_their_time(start):
     assert job.left() == []
 
 
+@pytest.mark.slow
 def test_the_two_signals_of_a_session_that_is_closed_are_one(start):
     job = start(SAVES, "--grace=100")
     job.until("ready")

@@ -10,6 +10,7 @@ from tf2dist.compat.optimizers import overwrites_with_gradient
 from tf2dist.optimizers.averaging import AveragingAdagrad, AveragingSGD
 
 
+@pytest.mark.slow
 def test_average_follows_its_definition(strategy):
     x, y = data()
     with strategy.scope():

@@ -73,13 +73,17 @@ def test_several_workers_lose_no_count(by_hand, tmp_path, kills):
     status, error = job.ends("chief 0")
     assert status == 0, error
     found = pickle.loads((tmp_path / "result").read_bytes())
-    history, (critic, generator), all_changed = found["counted"]
+    history, (critic, generator), all_changed, times = found["counted"]
     lost = int(kills)
     assert 2 * epochs * steps <= critic <= 2 * (epochs * steps + lost)
     assert epochs * steps <= generator <= epochs * steps + lost
     assert all_changed
+    assert times.min() == epochs
+    assert times.sum() <= batch * (epochs * steps + lost)
     exact = [count == batch * steps for count in history["examples"]]
     assert sum(exact) >= epochs - lost, history["examples"]
     assert all(0 < count <= batch * steps for count in history["examples"])
-    assert all("compute_metrics: such a step applies its gradients itself, and " in why for why in found["refused"])
-    assert ['update="sync"' in why for why in found["refused"]] == [True, False]
+    together, by_copies, averaging = found["refused"]
+    for why, reason in ((together, 'update="sync"'), (by_copies, "local_steps=4")):
+        assert f"compute_metrics: such a step applies its gradients itself, and {reason}" in why
+    assert "OwnUpdate has a step of its own, and SGD keeps" in averaging

@@ -384,6 +384,7 @@ def test_name_map(tf, saved, tmp_path, capsys):
     assert "dense/kernel has shape [784, 500] in the model, and weights/Variable_1, which is meant by map, [500" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "said"),
     [

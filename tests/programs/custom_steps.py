@@ -20,7 +20,17 @@ import keras  # noqa: E402
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
-from tests.custom_step_cases import BATCH, CASES, WITHOUT_OTHER_REPLICAS, Adversaries, batches, sgd, x  # noqa: E402
+from tests.custom_step_cases import (  # noqa: E402
+    BATCH,
+    CASES,
+    WITHOUT_OTHER_REPLICAS,
+    Adversaries,
+    OwnUpdate,
+    batches,
+    one_layer,
+    sgd,
+    x,
+)
 
 EPOCHS, STEPS = 4, 150
 
@@ -35,7 +45,11 @@ def trained(name):
 
 
 class Counting(Adversaries):
-    """The critic is trained twice as often; counts the examples that it has seen."""
+    """The critic is trained twice as often; counts the examples, and how often it has seen each of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.times = tf.Variable(tf.zeros([BATCH * STEPS], tf.int32))
 
     def compile(self, *args, **kwargs):
         super().compile(*args, **kwargs)
@@ -51,6 +65,8 @@ class Counting(Adversaries):
         gradients = tape.gradient(loss, self.critic.trainable_weights)
         self.d_optimizer.apply_gradients(zip(gradients, self.critic.trainable_weights, strict=True))
         self.examples.update_state(keras.ops.ones_like(real[:, 0]))
+        numbers = tf.cast(tf.round(real[:, -1] * 1e6), tf.int32)
+        tf.raw_ops.ResourceScatterAdd(resource=self.times.handle, indices=numbers, updates=tf.ones_like(numbers))
         return super().train_step(real) | {"examples": self.examples.result()}
 
 
@@ -66,15 +82,16 @@ def counted():
         model.compile(sgd(), sgd(), keras.losses.BinaryCrossentropy(from_logits=True))
     before = [v.numpy() for v in model.trainable_variables]
     rows = np.resize(x, (BATCH * STEPS, 12))
+    rows[:, -1] = np.arange(len(rows)) * 1e-6
     history = tf2dist.fit(model, rows, batch_size=BATCH, epochs=EPOCHS, callbacks=[Tells()], verbose=0).history
     changed = [not np.array_equal(a, v.numpy()) for a, v in zip(before, model.trainable_variables, strict=True)]
     counts = [int(o.iterations.numpy()) for o in (model.d_optimizer, model.g_optimizer)]
-    return history, counts, all(changed)
+    return history, counts, all(changed), model.times.numpy()
 
 
-def refused(**options):
+def refused(make=CASES["other names"][0], **options):
     with strategy.scope():
-        model = CASES["other names"][0]()
+        model = make()
     try:
         tf2dist.fit(model, batches(CASES["other names"][1]), parameter_server=tf2dist.ParameterServer(**options))
     except ValueError as error:
@@ -91,5 +108,6 @@ for name in sys.argv[2:]:
     keras.backend.clear_session(free_memory=False)
 if not sys.argv[2:]:
     results["counted"] = counted()
-    results["refused"] = refused(update="sync"), refused(local_steps=4)
+    averaging = one_layer(OwnUpdate, lambda: keras.optimizers.SGD(0.1, use_ema=True))
+    results["refused"] = refused(update="sync"), refused(local_steps=4), refused(averaging)
 out.write_bytes(pickle.dumps(results))

@@ -13,6 +13,7 @@ strategy = strategies(SINGLE_PROCESS_SLOWLY)
 THEIRS = ["_upside_down"]
 
 
+@pytest.mark.slow
 def test_in_one_process(strategy):
     assert converted_by(strategy) == THEIRS
 

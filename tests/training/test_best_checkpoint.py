@@ -73,6 +73,7 @@ def test_the_best_is_kept_beside_the_newest(strategy, tmp_path, values, name, be
     assert tf2dist.load_checkpoint(fresh, tmp_path) == len(values) * STEPS
 
 
+@pytest.mark.slow
 def test_the_next_job_knows_the_best(tf, tmp_path):
     """Also one that was killed just after it, and one that trains nothing."""
     one = tf2dist.make_strategy("one")
@@ -87,6 +88,7 @@ def test_the_next_job_knows_the_best(tf, tmp_path):
     assert find_best(str(tmp_path), "val_loss") == (str(tmp_path / f"best-val_loss-{6 * STEPS}"), 0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["restored", "averages", "swapped"])
 def test_it_is_what_was_there_when_the_epoch_ended(tf, tmp_path, kind):
     """Whatever weights the end of training puts in their place."""
@@ -115,6 +117,7 @@ def test_it_is_what_was_there_when_the_epoch_ended(tf, tmp_path, kind):
     assert differs == (kind != "swapped")  # which puts the averages there when the epoch ends
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("callback", ["swaps", "stops"])
 def test_what_training_goes_on_from_is_the_same_without_it(tf, tmp_path, callback):
     """It is written after callbacks were told of the epoch's end, and they do not go on from there."""
@@ -228,6 +231,7 @@ def test_what_does_not_say_what_is_better(tmp_path, name, mode):
 # load_checkpoint
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharded", [False, True])
 def test_a_model_that_is_not_compiled_gets_the_weights(tf, tmp_path, sharded):
     checkpoint = tf2dist.Checkpoint(tmp_path, sharded=sharded)

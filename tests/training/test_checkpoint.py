@@ -254,6 +254,7 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_is_used(tf, tmp_path, c
     assert _names(tmp_path) == [f"checkpoint-{n * STEPS}" for n in (1, 2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", [0.3, 0.6, 0.95])
 def test_one_byte_anywhere_in_a_large_file(tf, tmp_path, place):
     """Of weights of some megabytes, which are compared as a whole."""
@@ -518,6 +519,7 @@ def rate(model):
     return float(keras.ops.convert_to_numpy(model.optimizer.learning_rate))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every_steps", [3, STEPS])
 def test_a_schedule_of_rates_goes_on_where_it_was(strategy, tmp_path, every_steps):
     """A hook at the beginning of an epoch, or a scheduler, that goes by the last rate has done so before."""

@@ -61,6 +61,7 @@ def test_a_disk_that_is_really_full(tf, tmp_path, capfd, left):
         subprocess.run(["umount", disk], check=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("full", ["from the beginning", "at the end"])
 def test_a_full_disk_for_the_status(tf, tmp_path, monkeypatch, caplog, full):
     """Nobody needs it where a checkpoint is not required."""

@@ -26,6 +26,7 @@ class Halve(keras.callbacks.Callback):
         self.logs[epoch] = logs
 
 
+@pytest.mark.slow
 def test_what_callbacks_do_at_the_end_of_an_epoch_is_done_again(strategy, tmp_path):
     """A checkpoint that is due at its last step is written before it, and so they are called by the next job too."""
     alone, halve = Halve(), Halve()

@@ -43,6 +43,7 @@ def test_a_checkpoint_of_another_model_is_refused(tf, tmp_path):
     assert before == {path: os.stat(path).st_mtime for path in list_checkpoints(tmp_path)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharded", [False, True])
 @pytest.mark.parametrize("how", ["fit", "load_checkpoint"])
 def test_a_layer_makes_constants_of_what_was_read(tf, tmp_path, sharded, how):
@@ -91,6 +92,7 @@ def test_other_optimizers_that_a_model_holds(tf, tmp_path, sharded):
     assert list_checkpoints(tmp_path) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharded", [False, True])
 def test_an_optimizer_that_is_built_is_not_built_again(tf, tmp_path, sharded):
     """A `LossScaleOptimizer` would make its variables twice."""

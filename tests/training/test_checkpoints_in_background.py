@@ -59,6 +59,7 @@ def read(strategy, path, optimizer="adam"):
     return [*weights(model), *(v.numpy() for v in model.optimizer.variables)], progress
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adam", pytest.param("sgd", marks=pytest.mark.slow)])
 def test_holds_what_was_there_when_it_was_due(strategy, tmp_path, monkeypatch, optimizer):
     """The one of step 3 is written after step 5, and is what would have been written at once."""
@@ -91,6 +92,7 @@ def test_random_numbers_are_those_of_that_moment(tf, tmp_path, monkeypatch):
     assert train(tmp_path / "later", LetGo(held, 5, str(tmp_path / "later"))) == expected
 
 
+@pytest.mark.slow
 def test_training_goes_on_from_what_was_written_when_it_failed(strategy, tmp_path, monkeypatch):
     """Which is waited for; the next job ends with the weights of one that nothing has ended."""
     expected, history = fit(strategy, epochs=2)

@@ -450,6 +450,61 @@ def test_a_metric_that_does_not_add_up_is_refused_where_metrics_are_summed(tf):
         tf2dist.fit(model, batches((x, pair[1])))
 
 
+class RootOfMetric(OwnTracker):
+    def change(self, x, y, gradients):
+        return super().change(x, y, gradients) | {"root": keras.ops.sqrt(self.tracker.result())}
+
+
+class Restarting(OwnTracker):
+    def change(self, x, y, gradients):
+        self.tracker.reset_state()
+        return super().change(x, y, gradients)
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [(RootOfMetric, "computes log root from what a metric has come to"), (Restarting, "does not add up")],
+)
+def test_what_comes_of_metrics_of_all_batches_is_refused_where_they_begin_at_zero(tf, kind, why):
+    """Also on one replica, where it cannot be told by its slices."""
+    with tf2dist.make_strategy("central", replicas=1).scope():
+        model = one_layer(kind)()
+    with pytest.raises(ValueError, match=why):
+        tf2dist.fit(model, batches((x, pair[1])))
+
+
+class AsInTheGuide(OwnUpdate):
+    """With a number more than its metrics, and `tf.function`s."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        import tensorflow as tf
+
+        self.measure = tf.function(self.measure)
+
+    def measure(self, x, y):
+        for metric in self.metrics:
+            metric.update_state(y, self(x)) if metric.name != "loss" else metric.update_state(own_mean(self, x, y))
+
+    def change(self, x, y, gradients):
+        super().change(x, y, gradients)
+        self.measure(x, y)
+        return {m.name: m.result() for m in self.metrics} | {"norm": keras.ops.norm(gradients[0])}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_metrics_beside_other_logs(tf, replicas):
+    theirs, rows = one_layer(AsInTheGuide, metrics=["mae"])(), batches((x, pair[1]))
+    expected = theirs.fit(rows, epochs=2, verbose=0).history
+    with tf2dist.make_strategy("central", replicas=replicas).scope():
+        model = one_layer(AsInTheGuide, metrics=["mae"])()
+    history = tf2dist.fit(model, rows, epochs=2).history
+    assert set(history) == set(expected) == {"loss", "mae", "norm"}
+    for log, values in expected.items():
+        assert history[log] == pytest.approx(values, rel=1e-4), log
+
+
 class Each(OwnUpdate):
     def change(self, x, y, gradients):
         return super().change(x, y, gradients) | {"each": keras.ops.max(x, axis=1)}

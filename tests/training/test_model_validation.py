@@ -187,6 +187,7 @@ def makes_no_sense_of_other_rows(y_true, y_pred):
     return keras.ops.max(y_pred)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", [keras.losses.Dice(), keras.losses.tversky, keras.losses.Tversky(name="t")])
 def test_an_overlap_of_a_batch_as_a_metric(metric):
     """Keras's Dice and Tversky sum over the batch unless they are given an axis."""
@@ -214,6 +215,7 @@ def share_of_right(y_true, y_pred):
     return keras.ops.mean(keras.ops.cast(right, "float32"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", [root_of_mean, largest_output])
 @pytest.mark.parametrize("call", ["fit", "evaluate"])
 def test_a_function_of_a_batch_that_its_slices_do_not_tell(metric, call):
@@ -235,6 +237,7 @@ def cross_entropy(y_true, y_pred):
     return keras.losses.SparseCategoricalCrossentropy(from_logits=True)(y_true, y_pred)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make", [lambda: share_of_right, lambda: cross_entropy, lambda: keras.losses.SparseCategoricalCrossentropy(True)]
 )

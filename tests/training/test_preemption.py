@@ -194,6 +194,7 @@ def test_an_epoch_that_was_ended_by_the_next_job_is_not_ended_again(tf, tmp_path
     assert ends.ended == alone.as_ended()
 
 
+@pytest.mark.slow
 def test_averages_that_a_validation_puts_in_place_are_not_saved_as_weights(tf, tmp_path, process):
     """It is ended first: `SwapEMAWeights` puts them in place as it begins, and takes them out as it ends."""
     strategy, alone, ends = tf2dist.make_strategy("one"), Ends(), Ends()
@@ -215,6 +216,7 @@ def test_averages_that_a_validation_puts_in_place_are_not_saved_as_weights(tf, t
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "moment", ["in an epoch", "at the last step of an epoch", "in a validation", "at the end of an epoch"]
 )

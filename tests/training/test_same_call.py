@@ -41,6 +41,7 @@ def test_the_arguments_are_keras_own_in_its_order(name):
     assert ours[: len(theirs)] == theirs
 
 
+@pytest.mark.slow
 def test_positional_arguments_weights_and_a_split(strategy):
     x, y = data()
     sample_weight = np.linspace(0.0, 2.0, len(x), dtype=np.float32)
@@ -96,6 +97,7 @@ def test_one_callback_many_or_a_list_of_keras(strategy):
     assert (count.epochs, count.evaluations) == (3, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("frequency", [2, [1, 3], [4]])
 def test_epochs_with_validation_are_those_of_keras(frequency):
     class Validated(keras.callbacks.Callback):

@@ -37,6 +37,7 @@ def test_goes_on_where_it_was(strategy, tmp_path, in_background):
     assert after["loss"] == pytest.approx(history["loss"][-len(after["loss"]) :], rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "bfloat16"])
 def test_every_variable_is_in_it(tf, tmp_path, policy):
     """Of layers, statistics, averages and random numbers, in their dtypes."""
@@ -94,6 +95,7 @@ DAMAGE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_one_is_said_and_the_one_before_is_used(tf, tmp_path, caplog, damage):
     """No variable has its values then."""

@@ -9,6 +9,7 @@ Attributes of `here`, each None or missing elsewhere:
   updates: optimizers and variables of the updates that a trace has seen, instead of their being made.
   gradients: what `GradientTape.gradient` has returned in a trace, by their ids.
   applied: what optimizers were to apply in a trial.
+  inlines: True where a `tf.function` that a step calls runs as part of it, also on a whole batch.
   graph: in which a trace or a trial runs the step.
 """
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tf2dist.compat import layer_losses
 from tf2dist.compat.custom_step_state import set_here
 from tf2dist.compat.global_batch_custom_step import added_loss, patches
-from tf2dist.compat.model import all_metrics
+from tf2dist.compat.model import all_metrics, flat_results
 from tf2dist.compat.stateless_scope import OverlayScope, compute_output_spec
 from tf2dist.compat.strategy_internals import without_other_replicas
 
@@ -48,7 +48,7 @@ def trace(model: keras.Model, step: Callable, batch) -> StepTrace:
         results = {}
         with _results_of(all_metrics(model), results):
             logs = _run_alone(model, step, batch, updates)
-        for name, value in logs.items() if isinstance(logs, dict) else ():
+        for name, value in flat_results(logs).items() if isinstance(logs, dict) else ():
             if id(value) in results:
                 named[name] = results[id(value)][0]
         return logs
@@ -73,14 +73,15 @@ def without_others(model: keras.Model, step: Callable, batch, variables: Sequenc
       variables: that begin with the values that it is given, one each.
 
     Returns:
-      A function that returns what the step has made of these variables.
+      A function that returns what the step has made of these variables, and its logs.
     """
 
     @tf.function(autograph=False)
     def run(batch, *values):
         with _tracing(model), OverlayScope(zip(variables, values, strict=True), model.variables) as scope:
-            _run_alone(model, step, batch, [])
-        return [tf.convert_to_tensor(scope.value(v)) for v in variables]
+            logs = _run_alone(model, step, batch, [])
+        flat = [tf.convert_to_tensor(value) for value in flat_results(logs).values()] if isinstance(logs, dict) else []
+        return [tf.convert_to_tensor(scope.value(v)) for v in variables], flat
 
     return run.get_concrete_function(batch, *(tf.TensorSpec(v.shape, v.dtype) for v in variables))
 

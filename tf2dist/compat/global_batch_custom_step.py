@@ -62,6 +62,13 @@ def on_slice(weight: tf.Tensor | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def functions_inlined() -> Iterator[None]:
+    """Inside, a `tf.function` that a step calls runs as part of it, on a whole batch too."""
+    with set_here(inlines=True), _functions.applied():
+        yield
+
+
+@contextlib.contextmanager
 def trying() -> Iterator[list[tuple[str, tf.Tensor]]]:
     """Inside, optimizers take a plain step along the gradients: theirs may make much of what is rounding alone.
 
@@ -287,8 +294,8 @@ def _take_plain_step(optimizer, gradients: Sequence, variables: Sequence) -> Non
 
 def _call_function(original: Callable) -> Callable:
     def call(self, *args, **kwargs):
-        is_tracing = slice_weight() is not None or getattr(here, "updates", None) is not None
-        if not is_tracing or tf.executing_eagerly():
+        inlines = [getattr(here, name, None) is not None for name in ("weight", "updates", "inlines")]
+        if not any(inlines) or tf.executing_eagerly():
             return original(self, *args, **kwargs)
         function = self.python_function
         if self._autograph:
@@ -319,12 +326,13 @@ def _check_gradients(gradients: Sequence) -> None:
 _distributed_losses = Patch(
     tf.nn, {"compute_average_loss": _average_loss, "scale_regularization_loss": _regularization_loss}
 )
+_functions = _replacing(Function, "__call__", _call_function)
 patches = [
     _distributed_losses,
     _replacing(tf.GradientTape, "gradient", _gradient),
     _replacing(keras.losses.Loss, "__call__", _loss),
     _replacing(Trainer, "compute_loss", _loss),
     _replacing(keras.metrics.Mean, "update_state", _mean),
-    _replacing(Function, "__call__", _call_function),
+    _functions,
     *(_replacing(optimizer, "apply", _apply) for optimizer in versions.optimizers_with_own_apply()),
 ]

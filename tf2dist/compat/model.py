@@ -150,6 +150,14 @@ def output_loss_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
     return model._compile_loss.metrics if model._compile_loss is not None else []
 
 
+def flat_results(results: Mapping[str, Any]) -> dict[str, Any]:
+    """Results by name without dictionaries inside, as Keras sorts and flattens them: a metric may have several."""
+    flat = {}
+    for name, value in sorted(results.items(), key=lambda item: str(item[0])):
+        flat |= flat_results(value) if isinstance(value, Mapping) else {name: value}
+    return flat
+
+
 def all_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
     """All metrics that a model has, also those that a `metrics` of its own does not list."""
     found = [*model.metrics, *keras.Model.metrics.fget(model)]

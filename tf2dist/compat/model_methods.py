@@ -17,25 +17,32 @@ from tf2dist.compat.patching import Patch
 
 _NAMES = ("fit", "evaluate", "predict")
 _VALIDATION = "_tf2dist_validation"  # a model's attribute while `fit` calls its class's own `evaluate`
+_LENT = "_tf2dist_lent_methods"  # a model's attribute
 _here = threading.local()  # functions: those of the model whose own method runs in this thread, by name
 _OWNER = next(c for c in keras.Model.__mro__ if "fit" in vars(c))  # whose methods they are: the backend's trainer
 
 
 def replace(model: keras.Model, functions: Mapping[str, Callable[..., Any]]) -> None:
     """Gives a model other methods: each is called with the model and the method's arguments."""
+    vars(model).pop(_LENT, None)
     for name, function in functions.items():
         own = getattr(type(model), name) is not getattr(keras.Model, name)
         setattr(model, name, functools.partial(_call_own if own else _call, model, name, function))
 
 
-def are_replaced(model: keras.Model) -> bool:
-    """Whether a model has other methods."""
-    return getattr(vars(model).get("predict"), "func", None) in (_call, _call_own)
+def lend(model: keras.Model, functions: Mapping[str, Callable[..., Any]]) -> None:
+    """As `replace`, for methods that cannot run as they are; not where the model has some of its own as attributes.
+
+    `fit` then still validates by what it was given, and not by the `evaluate` of the model's class.
+    """
+    if not any(name in vars(model) for name in functions):
+        replace(model, functions)
+        vars(model)[_LENT] = True
 
 
 def has_own(model: keras.Model, name: str) -> bool:
     """Whether a model with other methods has one of this name in its class, which leads to the other one."""
-    return getattr(vars(model).get(name), "func", None) is _call_own
+    return _LENT not in vars(model) and getattr(vars(model).get(name), "func", None) is _call_own
 
 
 def validate_by_own(model: keras.Model, as_given: Callable[[], Any], **arguments: Any) -> Any:

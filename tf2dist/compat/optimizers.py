@@ -20,6 +20,13 @@ def wrapped_optimizers(optimizer: keras.optimizers.Optimizer | None) -> list[ker
     return [optimizer, *(o for inner in wrapped if inner is not None for o in wrapped_optimizers(inner))]
 
 
+def writes_more_than_steps(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Whether an update writes something of all variables, or of the optimizer, beside each variable's step."""
+    if optimizer.use_ema or optimizer.gradient_accumulation_steps:
+        return True
+    return isinstance(optimizer, keras.optimizers.LossScaleOptimizer | keras.optimizers.Nadam)
+
+
 def overwrites_with_gradient(variable: keras.Variable) -> bool:
     """Whether a variable's gradient is its next value, as for the scales of float8."""
     return getattr(variable, "overwrite_with_gradient", False)

@@ -10,11 +10,11 @@ import numpy as np
 import tensorflow as tf
 
 from tf2dist.compat import global_batch_custom_step
-from tf2dist.compat.model import all_metrics
+from tf2dist.compat.model import all_metrics, flat_results
 from tf2dist.compat.stateless_scope import HeldBackScope
 from tf2dist.errors import TrainingError
 from tf2dist.execution.custom_train_step import check_logs, logs_of, trace_step, values_of
-from tf2dist.execution.flat_logs import as_logs, flat_results
+from tf2dist.execution.flat_logs import as_logs
 from tf2dist.execution.metric_variables import set_variables
 
 
@@ -102,6 +102,7 @@ class CustomStepWithSums:
         zeros = [tf.zeros(v.shape, v.dtype) for v in self._metric_variables]
         with (
             HeldBackScope(zip(self._metric_variables, zeros, strict=True)) as scope,
+            global_batch_custom_step.functions_inlined(),  # a trace of its own would keep the metrics of this one
             global_batch_custom_step.on_slice(slice_weight),
         ):
             logs = logs_of(self.model, step, batch, slice_weight)

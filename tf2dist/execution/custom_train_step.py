@@ -10,9 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 from tf2dist.compat import custom_step_trace, global_batch_custom_step
-from tf2dist.compat.model import all_metrics
+from tf2dist.compat.model import all_metrics, flat_results
 from tf2dist.errors import TrainingError
-from tf2dist.execution.flat_logs import as_logs, flat_results
+from tf2dist.execution.flat_logs import as_logs
 
 
 class CustomTrainStep:

@@ -8,13 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-
-def flat_results(results: Mapping[str, Any]) -> dict[str, Any]:
-    """Results by name without dictionaries inside, as Keras sorts and flattens them: a metric may have several."""
-    flat = {}
-    for name, value in sorted(results.items(), key=lambda item: str(item[0])):
-        flat |= flat_results(value) if isinstance(value, Mapping) else {name: value}
-    return flat
+from tf2dist.compat.model import flat_results
 
 
 def as_logs(results: Mapping[str, Any]) -> dict[str, Any]:

@@ -159,16 +159,22 @@ class ExecutionFunctions:
             with as_single_replica(strategy):  # it may update in a condition
                 return step.update(batch)
 
-        def take(batches, ahead, number, n, end, held):
-            batch, ahead = batches.take(ahead, number, end)
+        def run(batch, held):
+            graph = tf.compat.v1.get_default_graph()
+            begin = len(graph.get_operations())
             with contextlib.ExitStack() as stack:
                 for optimizer in step.optimizers:
                     stack.enter_context(one_worker_at_a_time(optimizer))
                 results = strategy.run(update, args=(batch,))
-            sums = [strategy.experimental_local_results(r)[0] for r in results]
-            with tf.control_dependencies(sums):
+            with tf.control_dependencies(graph.get_operations()[begin:]):  # what it has updated among them
                 self._updates.add(1)
-            return sums, ahead
+                held.count_applied(1)
+            return [strategy.experimental_local_results(r)[0] for r in results]
+
+        def take(batches, ahead, number, n, end, held):
+            batch, ahead = batches.take(ahead, number, end)
+            # A worker that was taken for dead may be at it.
+            return tf.cond(held.is_valid(), lambda: run(batch, held), step.zero_sums), ahead
 
         return take
 

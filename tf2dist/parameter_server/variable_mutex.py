@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 import keras
 import tensorflow as tf
 
-from tf2dist.compat.optimizers import variable_key, wrapped_counters, wrapped_optimizers
+from tf2dist.compat.optimizers import variable_key, wrapped_counters, wrapped_optimizers, writes_more_than_steps
 
 
 @contextlib.contextmanager
@@ -52,12 +52,8 @@ def one_update_at_a_time(optimizer: keras.optimizers.Optimizer, variables: Seque
 
 
 def _writes_more_than_steps(optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]) -> bool:
-    optimizers = wrapped_optimizers(optimizer)
-    return (
-        any(o.use_ema or o.gradient_accumulation_steps for o in optimizers)
-        or any(isinstance(o, keras.optimizers.LossScaleOptimizer | keras.optimizers.Nadam) for o in optimizers)
-        or any(v.constraint is not None for v in variables)
-    )
+    constrained = any(v.constraint is not None for v in variables)
+    return constrained or any(map(writes_more_than_steps, wrapped_optimizers(optimizer)))
 
 
 def _is_one_operation(optimizer: keras.optimizers.Optimizer, gradient) -> bool:

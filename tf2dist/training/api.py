@@ -338,8 +338,11 @@ def bind(model: _Model) -> _Model:
     For code that calls the methods itself: a tuner, a callback with `self.model.predict`. A class's own method runs as
     before, and what it calls by `super()` is ours. Other models keep Keras's methods.
     """
-    model_methods.replace(model, {"fit": fit, "evaluate": evaluate, "predict": predict})
+    model_methods.replace(model, _METHODS)
     return model
+
+
+_METHODS = {"fit": fit, "evaluate": evaluate, "predict": predict}
 
 
 def _prepare(model: keras.Model, options: ParameterServer | None = None) -> PreparedModel:
@@ -347,8 +350,8 @@ def _prepare(model: keras.Model, options: ParameterServer | None = None) -> Prep
     prepared = prepare(model, options)
     if isinstance(prepared.strategy, tf.distribute.ParameterServerStrategy):
         for each in (model, *layers_of(model)):
-            if isinstance(each, keras.Model) and not model_methods.are_replaced(each):
-                bind(each)
+            if isinstance(each, keras.Model):
+                model_methods.lend(each, _METHODS)
     return prepared
 
 

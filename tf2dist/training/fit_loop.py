@@ -180,7 +180,8 @@ class TrainingLoop:
                 continue
             sums = MetricSums(self._step)
             steps, ends = found.global_step % self._steps_per_epoch, found.place.ends
-            if (steps or ends) and not sums.take_up(found.metric_sums):
+            are_logs = self._step.sums_make_logs or not ends  # of a step that others keep no sums of
+            if (steps or ends) and not (are_logs and sums.take_up(found.metric_sums)):
                 what = f"the logs of this epoch are of its batches from step {found.global_step} on"
                 if not steps:  # without logs it cannot be ended
                     ends = False

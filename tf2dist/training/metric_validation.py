@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf2dist.compat import custom_step_trace
+from tf2dist.compat import captured_variables, custom_step_trace
 from tf2dist.compat.global_batch_loss import metrics_of_slice
 from tf2dist.compat.model import (
     all_metrics,
@@ -24,6 +24,7 @@ from tf2dist.compat.model import (
 )
 from tf2dist.compat.stateless_scope import compute_output_spec
 from tf2dist.errors import UsageError
+from tf2dist.execution.custom_step_with_sums import CustomStepWithSums
 from tf2dist.training.loss_validation import computes_in_16_bits
 from tf2dist.training.made_up_rows import made_up
 
@@ -83,26 +84,45 @@ def _check_forward_metrics(model: keras.Model, spec) -> None:
             raise UsageError(_no_sum_message(metric, _DEPENDS))
 
 
-def check_metrics_of_custom_step(model: keras.Model, method: str, spec) -> None:
-    """As `check_metrics`, for those that a step of the user's own updates, each time from zeros.
+def check_metrics_of_custom_step(step: CustomStepWithSums, method: str, spec) -> None:
+    """As `check_metrics`, for those that a step of the user's own updates, each time from zeros, and for its logs.
 
     Args:
       method: the name of the step: "train_step" or "test_step".
     """
-    metrics = [m for m in all_metrics(model) if not is_of_keras(m)]
-    if not metrics:
-        return
-    _check_begin_at_zero(metrics)
+    model, metrics = step.model, all_metrics(step.model)
+    _check_begin_at_zero([m for m in metrics if not is_of_keras(m)])
     variables = [v for m in metrics for v in m.variables]
     apart: set[int] = set()
+    names: list[str] = []
     with tf.device("/cpu:0"), contextlib.suppress(Exception):  # rows of zeros may make no sense
         rows = tf.nest.map_structure(_zeros, spec)
         specs = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), rows)
-        step = custom_step_trace.without_others(model, getattr(model, method), specs, variables)
-        apart = _apart(variables, lambda begun: [t.numpy() for t in step(*tf.nest.flatten(rows), *begun)])
+        run = custom_step_trace.without_others(model, getattr(model, method), specs, variables)
+        logs: list[list[np.ndarray]] = []
+
+        def after(begun: list[tf.Tensor]) -> list[np.ndarray]:
+            states, values = run(*tf.nest.flatten(rows), *begun)
+            logs.append([t.numpy() for t in values])
+            return [t.numpy() for t in states]
+
+        with captured_variables.restored(run):  # a step may write to what Keras does not know
+            apart = _apart(variables, after)
+        of_zeros, again, *others = ([np.asarray(t, np.float64) for t in values] for values in logs)
+        for number, name in enumerate(step.log_names):
+            first, second, *rest = (np.nan_to_num(values[number]) for values in (of_zeros, again, *others))
+            differs = any(not np.allclose(first, each, rtol=1e-3) for each in rest)
+            if step.is_last_value(name) and np.allclose(first, second) and differs:
+                names.append(name)
     for metric in metrics:
         if apart & {id(v) for v in metric.variables}:
             raise UsageError(_no_sum_message(metric, _DEPENDS))
+    if names:
+        raise UsageError(
+            f"{method} of {type(model).__name__} computes log {names[0]} from what a metric has come to, and replicas "
+            "and workers each see a part of the data: log a metric's result as it is, or use a metric that computes "
+            "this in its `result`, or strategy one, mirrored or multiworker"
+        )
 
 
 def _apart(variables: Sequence[keras.Variable], after: Callable[[list[tf.Tensor]], list[np.ndarray]]) -> set[int]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import keras
 import tensorflow as tf
 
 from tf2dist.compat.model import check_loss_spec, layers_of, overridden_step
-from tf2dist.compat.optimizers import wrapped_optimizers
+from tf2dist.compat.optimizers import wrapped_optimizers, writes_more_than_steps
 from tf2dist.compat.strategy_internals import has_variable_partitioner, worker_count
 from tf2dist.errors import UsageError
 from tf2dist.parameter_server.options import ParameterServer
@@ -63,6 +65,21 @@ def check_custom_step(model: keras.Model, own: str, options: ParameterServer) ->
         raise UsageError(
             f"{type(model).__name__} overrides {own}, and tf.config.run_functions_eagerly(True) is set: how the losses "
             f"of {strategy.num_replicas_in_sync} replicas count is found in the step's graph; debug it on strategy one"
+        )
+
+
+def check_optimizers_of_custom_step(model: keras.Model, optimizers: Sequence[keras.optimizers.Optimizer]) -> None:
+    """Raises ValueError for what several workers cannot update at once, each by a step of the user's own."""
+    strategy = model.distribute_strategy
+    if not isinstance(strategy, tf.distribute.ParameterServerStrategy) or worker_count(strategy) == 1:
+        return
+    constrained = [v.path for v in model.trainable_variables if v.constraint is not None]
+    whole = [type(o).__name__ for each in optimizers for o in wrapped_optimizers(each) if writes_more_than_steps(o)]
+    if constrained or whole:
+        what = f"{constrained[0]} has a constraint" if constrained else f"{whole[0]} keeps sums, averages or scales"
+        raise UsageError(
+            f"{type(model).__name__} has a step of its own, and {what}, which several workers would read and write at "
+            "once: use one worker, compile(loss, metrics) and compute_loss, or strategy multiworker"
         )
 
 

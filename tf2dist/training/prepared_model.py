@@ -101,8 +101,10 @@ class PreparedModel:
                 model_validation.check_custom_step(self.model, own, self.options)
                 self._custom_steps.setdefault(step, _custom_step(self.model)).build(step, batch)
         model_validation.check_after_building(self.model)
-        if own and isinstance(self._custom_steps[step], CustomStepWithSums):
-            metric_validation.check_metrics_of_custom_step(self.model, step, spec)
+        custom = self._custom_steps.get(step)
+        if own and isinstance(custom, CustomStepWithSums):
+            model_validation.check_optimizers_of_custom_step(self.model, custom.optimizers)
+            metric_validation.check_metrics_of_custom_step(custom, step, spec)
         if own and self.strategy.num_replicas_in_sync > 1:
             custom_step_trial.check(self._custom_steps[step], step, spec)
         if not own and step != "predict_step":
