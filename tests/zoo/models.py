@@ -738,7 +738,6 @@ _RANDOM = "each replica draws random numbers of its own"
 _STATISTICS = "each replica normalizes by its own part of the batch"
 _OVERFLOWS = "a part's gradients are smaller and overflow later, so other steps are skipped"
 _SAME_16 = Equal(1e-2, 1e-3)
-_NO_STEP = Refused("train_step")
 _NO_XLA = Refused("jit_compile")
 _NO_SUMS = Refused("gradient_accumulation_steps")  # of several workers in the same variables
 # Of 45 examples four that are near the border are a fifth of the way; of 24 negatives one.
@@ -772,7 +771,7 @@ CASES = {
         band_epochs=2,
         asynchronous=Band(_TURNS, aside=("perplexity", "val_perplexity")),
     ),
-    "overridden_step": Case(overridden_step, regression_data, where={"central": _NO_STEP, "ps": _NO_STEP}),
+    "overridden_step": Case(overridden_step, regression_data, band_epochs=2),
     "sample_weights": Case(sample_weights, sample_weights_data),
     "class_weights": Case(
         class_weights, mlp_data, fit={"class_weight": {0: 1.0, 1: 2.0, 2: 0.5, 3: 1.5}}, band_epochs=6
