@@ -495,6 +495,16 @@ class TestPeerCalls:
                 "this task waits in it"
             )
 
+    def test_it_leaves_a_call_by_an_exception_and_ends_while_this_one_prepares_it(self, peer, ended, monkeypatch):
+        monkeypatch.setattr(peer_calls, "_LOOK_SECONDS", 0.02)
+        monkeypatch.setattr(peer_calls, "GRACE", 0.2)
+        calls, other = peer
+        with calls.one(lambda: False):
+            other.say("raised 1")
+            assert stays(ended)
+            other.say("bye 1")
+            assert "has left call 1 of fit" in ended.result(DEADLINE)
+
     def test_both_leave_a_call_by_an_exception(self, peer, ended, monkeypatch):
         monkeypatch.setattr(peer_calls, "_LOOK_SECONDS", 0.02)
         monkeypatch.setattr(peer_calls, "GRACE", 0.2)

@@ -21,7 +21,8 @@ class PeerCalls:
     of a collective. It says how many calls it has made when it ends, so the others see that one of theirs cannot end.
 
     One that leaves a call by an exception says so too: its program may catch it. Mostly the others raise it as well. A
-    peer that makes steps in that call, or exchanges something, for the grace period after that would do so for ever.
+    peer that makes steps in that call, or exchanges something, for the grace period after that would do so for ever,
+    and so would one that is in that call when the other has ended its program.
 
     Args:
       on_missing: called with a peer that this process waits for in vain, and one line. It must end this process.
@@ -85,7 +86,9 @@ class PeerCalls:
         while call > self._begun or call in self._open:
             time.sleep(_LOOK_SECONDS)
             makes_steps = self._open.get(call)
-            looks = looks + 1 if makes_steps and makes_steps() else 0
+            # What has ended its program comes back to no call, whatever this process is at: it builds a model, say.
+            waits = call in self._open and connection in self._ended
+            looks = looks + 1 if waits or (makes_steps and makes_steps()) else 0
             if looks * _LOOK_SECONDS >= GRACE:
                 why = f"has left call {call} of {_OF_WHAT} by an exception, and this task waits in it"
                 self._on_missing(connection, f"{connection} {why}")

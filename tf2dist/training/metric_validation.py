@@ -106,7 +106,7 @@ def check_metrics_of_custom_step(step: CustomStepWithSums, method: str, spec) ->
             logs.append([t.numpy() for t in values])
             return [t.numpy() for t in states]
 
-        with captured_variables.restored(run):  # a step may write to what Keras does not know
+        with captured_variables.restored(run, model.variables):  # a step may write to what Keras does not know
             apart = _apart(variables, after)
         of_zeros, again, *others = ([np.asarray(t, np.float64) for t in values] for values in logs)
         for number, name in enumerate(step.log_names):
