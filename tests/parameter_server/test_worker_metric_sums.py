@@ -12,6 +12,9 @@ class Step:
     def zero_sums(self):
         return [self._tf.zeros([]), self._tf.zeros([2], self._tf.int32)]
 
+    def add_sums(self, sums, more):
+        return [t + m for t, m in zip(sums, more, strict=True)]
+
     def sums(self):
         return [self._tf.constant(2.0**23 + 1), self._tf.constant([2**30, 1])]
 
