@@ -443,13 +443,6 @@ class MeasuresLargest(OwnUpdate):
         return super().change(x, y, gradients)
 
 
-def test_a_metric_that_does_not_add_up_is_refused_where_metrics_are_summed(tf):
-    with tf2dist.make_strategy("central", replicas=2).scope():
-        model = one_layer(MeasuresLargest)()
-    with pytest.raises(ValueError, match=r"metric largest \(Largest\) does not add up: what a batch brings depends"):
-        tf2dist.fit(model, batches((x, pair[1])))
-
-
 class RootOfMetric(OwnTracker):
     def change(self, x, y, gradients):
         return super().change(x, y, gradients) | {"root": keras.ops.sqrt(self.tracker.result())}
@@ -459,18 +452,6 @@ class Restarting(OwnTracker):
     def change(self, x, y, gradients):
         self.tracker.reset_state()
         return super().change(x, y, gradients)
-
-
-@pytest.mark.parametrize(
-    ("kind", "why"),
-    [(RootOfMetric, "computes log root from what a metric has come to"), (Restarting, "does not add up")],
-)
-def test_what_comes_of_metrics_of_all_batches_is_refused_where_they_begin_at_zero(tf, kind, why):
-    """Also on one replica, where it cannot be told by its slices."""
-    with tf2dist.make_strategy("central", replicas=1).scope():
-        model = one_layer(kind)()
-    with pytest.raises(ValueError, match=why):
-        tf2dist.fit(model, batches((x, pair[1])))
 
 
 class AsInTheGuide(OwnUpdate):
@@ -510,10 +491,20 @@ class Each(OwnUpdate):
         return super().change(x, y, gradients) | {"each": keras.ops.max(x, axis=1)}
 
 
-def test_logs_with_a_value_for_each_example_are_refused_where_they_are_summed(tf):
-    with tf2dist.make_strategy("central", replicas=2).scope():
-        model = one_layer(Each)()
-    with pytest.raises(TrainingError, match=r"train_step of Each logs each with shape \(None,\)"):
+@pytest.mark.parametrize(
+    ("kind", "replicas", "error", "why"),
+    [
+        (MeasuresLargest, 2, ValueError, r"metric largest \(Largest\) does not add up: what a batch brings depends"),
+        # Also on one replica, where it cannot be told by its slices.
+        (RootOfMetric, 1, ValueError, "computes log root from what a metric has come to"),
+        (Restarting, 1, ValueError, "does not add up"),
+        (Each, 2, TrainingError, r"train_step of Each logs each with shape \(None,\)"),
+    ],
+)
+def test_what_cannot_be_had_from_metrics_of_single_steps_is_refused(tf, kind, replicas, error, why):
+    with tf2dist.make_strategy("central", replicas=replicas).scope():
+        model = one_layer(kind)()
+    with pytest.raises(error, match=why):
         tf2dist.fit(model, batches((x, pair[1])))
 
 

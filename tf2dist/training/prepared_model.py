@@ -105,6 +105,8 @@ class PreparedModel:
         if own and isinstance(custom, CustomStepWithSums):
             model_validation.check_optimizers_of_custom_step(self.model, custom.optimizers)
             metric_validation.check_metrics_of_custom_step(custom, step, spec)
+            for optimizer in custom.optimizers:
+                count_atomically(optimizer)
         if own and self.strategy.num_replicas_in_sync > 1:
             custom_step_trial.check(self._custom_steps[step], step, spec)
         if not own and step != "predict_step":
@@ -117,11 +119,7 @@ class PreparedModel:
         """The model's train step, after building the model for this data; `step` as for `build`."""
         self.build(data, step)
         if step in self._custom_steps:
-            custom = self._custom_steps[step]
-            if isinstance(custom, CustomStepWithSums):
-                for optimizer in custom.optimizers:
-                    count_atomically(optimizer)
-            return custom
+            return self._custom_steps[step]
         if self._step is None:
             self._step = self._compiled_step(data)
             if isinstance(self.strategy, tf.distribute.ParameterServerStrategy):
