@@ -9,6 +9,7 @@ import threading
 
 import pytest
 
+from tests.conftest import every_third
 from tests.threads import background
 from tf2dist.cluster import heartbeat, rendezvous, task_monitor
 from tf2dist.cluster.heartbeat import wait_until_done
@@ -220,6 +221,7 @@ def test_versions_are_those_that_are_installed():
     assert rendezvous.versions() == {name: importlib.metadata.version(name) for name in ("tensorflow", "keras")}
 
 
+@pytest.mark.slow
 def test_a_missing_task(cluster):
     follow(cluster, PS)
     with pytest.raises(RendezvousError) as caught:
@@ -290,7 +292,7 @@ STRANGE = {
 
 
 @pytest.mark.parametrize("ends", [False, True], ids=["stays", "ends"])
-@pytest.mark.parametrize("says", STRANGE.values(), ids=STRANGE.keys())
+@every_third("says", [*STRANGE.values()], ids=STRANGE.keys())
 def test_something_else_listens_at_the_address(cluster, says, ends):
     with Stranger(cluster.port(PS), says, ends=ends), pytest.raises(RendezvousError) as caught:
         wait_for_followers(cluster, [PS], SHORT)

@@ -2,8 +2,8 @@
 
 import keras
 import numpy as np
-import pytest
 
+from tests.conftest import every_third
 from tests.parameter_server.cases import OPTIMIZERS
 
 STEPS, ROWS = 5, (0, 3, 0, 1)  # three of them after one that overflows; a row that a gradient has twice
@@ -27,7 +27,7 @@ def gradients(tf, step, scale):
     return [tf.constant(dense * scale, tf.float32), slices]
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@every_third("name", OPTIMIZERS)
 def test_equals_the_same_on_variables(tf, name):
     from tf2dist.compat.stateless_optimizer import on_tensors
 

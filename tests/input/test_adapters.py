@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from tests.conftest import sampled
+from tests.conftest import every_third, sampled
 from tf2dist import Examples
 from tf2dist.errors import UsageError
 from tf2dist.input.batch_slicing import ReplicaSlices, one_slice_an_element, slice_bounds
@@ -155,7 +155,7 @@ def test_peers_hold_the_parts_that_one_process_would(feed):
             assert share == share2
 
 
-@pytest.mark.parametrize("shards", [1, 2, 5, 11])
+@every_third("shards", [11, 1, 2, 5])
 @pytest.mark.parametrize("kind", ["arrays", "dataset"])
 def test_shards_of_a_pass_hold_every_row_once(feed, tf, kind, shards):
     if kind == "dataset":
@@ -302,9 +302,7 @@ def random_datasets(tf):
     }
 
 
-@pytest.mark.parametrize(
-    "kind", ["shuffle", "shuffle once", "inside of a function", "filter", "map", "sample", "random"]
-)
+@every_third("kind", ["shuffle", "shuffle once", "inside of a function", "filter", "map", "sample", "random"])
 def test_processes_that_read_one_dataset_see_one_order(tf, kind):
     """Each rebuilds it from the same graph; without that they would repeat some examples and miss others."""
     data = DatasetAdapter(random_datasets(tf)[kind].batch(BATCH))
@@ -323,7 +321,7 @@ def test_processes_that_read_one_dataset_see_one_order(tf, kind):
         assert first != second
 
 
-@pytest.mark.parametrize("whose", ["operation", "dataset"])
+@pytest.mark.parametrize("whose", ["operation", pytest.param("dataset", marks=pytest.mark.slow)])
 def test_an_operation_that_gives_elements_as_they_come(tf, whose):
     """The first of four that are read together is slow: in whatever order the others come, each process has one."""
 
@@ -376,7 +374,7 @@ def test_a_data_service_is_read_by_one_process(tf):
         data.shared_tensors(lambda: 7)
 
 
-@pytest.mark.parametrize("kind", ["shuffle", "inside of a function", "random", "generator", "table"])
+@every_third("kind", ["shuffle", "inside of a function", "random", "generator", "table"])
 def test_counting_batches_leaves_the_order_as_it_is(tf, kind):
     """A dataset of unknown length has its first order in the first epoch, though it was read before."""
 

@@ -234,6 +234,7 @@ def test_a_dataset_that_ends_before_it_says(strategy, tf):
         tf2dist.evaluate(made(strategy), short, steps=STEPS + 1, return_dict=True)
 
 
+@pytest.mark.slow
 def test_class_weight_of_labels_of_unknown_size_and_of_unknown_classes(tf):
     """A column of classes is one whatever its spec says of its size, and a negative class has weight 1, as in Keras."""
     from tf2dist.input.class_weight import ClassWeight
@@ -266,6 +267,7 @@ def test_class_weight_of_classes_below_zero(tf):
     same(ours, theirs)
 
 
+@pytest.mark.slow
 def test_the_first_order_of_a_dataset_of_unknown_length(strategy, tf):
     """It is what Keras trains the first epoch on."""
 
@@ -282,6 +284,7 @@ def test_the_first_order_of_a_dataset_of_unknown_length(strategy, tf):
     same(ours, theirs)
 
 
+@pytest.mark.slow
 def test_a_call_reads_as_many_passes_as_it_trains_on(strategy, tf):
     """A pass that begins draws the dataset's next order, so that one too many would change the next call's."""
     begun = []
@@ -302,6 +305,7 @@ def test_a_call_reads_as_many_passes_as_it_trains_on(strategy, tf):
         assert len(begun) == calls
 
 
+@pytest.mark.slow
 def test_orders_go_on_in_the_next_call(strategy, tf):
     """Three calls of one epoch see the orders of one call of three."""
 

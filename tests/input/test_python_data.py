@@ -35,19 +35,14 @@ def same_logs(ours, theirs):
         np.testing.assert_allclose(ours[name], values, rtol=1e-4, err_msg=name)
 
 
-def on_strategies(name, table, fast):
-    """Parameters `strategy` and `name`: on `mirrored` these in `make test` and the others in `make test-slow`.
-
-    There also the first one on `one`, and all of them when all are asked for.
-    """
-    mirrored = [("mirrored", kind) for kind in table]
-    quick = [("mirrored", kind) for kind in fast]
-    slow = [("one", [*fast, *table][0]), *(pair for pair in mirrored if pair not in quick)]
-    pairs = sampled([*mirrored, *(("one", kind) for kind in table)], quick, slow)
+def on_strategies(name, table):
+    """Parameters `strategy` and `name`: on `mirrored` all; on `one` the first, and all when all are asked for."""
+    mirrored, one = ([(strategy, kind) for kind in table] for strategy in ("mirrored", "one"))
+    pairs = sampled([*mirrored, *one], slow=[*mirrored, one[0]])
     return pytest.mark.parametrize(("strategy", name), pairs, indirect=["strategy"])
 
 
-@on_strategies("kind", KINDS, ["generator"])
+@on_strategies("kind", KINDS)
 def test_as_keras(strategy, kind):
     steps = None if kind in ("PyDataset", "DataLoader", "iterable") else STEPS
     arguments = {"epochs": 3, "steps_per_epoch": STEPS, "shuffle": False}
@@ -64,7 +59,7 @@ def test_as_keras(strategy, kind):
         assert given.calls == reference.calls
 
 
-@on_strategies("kind", KINDS, [])
+@on_strategies("kind", KINDS)
 def test_evaluate_and_predict(strategy, kind):
     with strategy.scope():
         model = made()
@@ -89,7 +84,7 @@ def test_predict_calls_the_hooks_of_a_py_dataset_as_keras_does(strategy):
         assert ours.calls == theirs.calls
 
 
-@on_strategies("wrong", BROKEN, ["another shape"])
+@on_strategies("wrong", BROKEN)
 def test_one_clear_error(strategy, monkeypatch, wrong):
     monkeypatch.setenv("TF2DIST_BATCH_TIMEOUT", "3")
     broken, error, message = BROKEN[wrong]
@@ -131,7 +126,8 @@ def whole(kind, tf):
     return (scipy.sparse.csc_matrix(dense) if kind == "SciPy" else tf.sparse.from_dense(dense)), y
 
 
-@pytest.mark.parametrize("kind", sampled(["SciPy", "sparse", "ragged"], ["sparse"], ["SciPy", "ragged"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["SciPy", "sparse", "ragged"])
 def test_whole_sparse_and_ragged(strategy, tf, kind):
     """As arrays: batches are cut from them, some rows are set apart, and others evaluated."""
     x, y = whole(kind, tf)
@@ -194,6 +190,7 @@ def test_a_generator_is_left_where_training_has_ended(kind, tf):
     same(model, expected)
 
 
+@pytest.mark.slow
 def test_a_new_generator_begins_with_the_batch_that_is_due(tf):
     """As in a job that goes on: what was looked at for its shape counts as not read yet."""
     model, expected, first = made(), made(), []

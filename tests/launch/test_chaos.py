@@ -52,6 +52,7 @@ def test_a_task_that_has_ended_is_no_target(run):
     assert "launch: chaos: kill:worker-1@1.5s never came\n" in error
 
 
+@pytest.mark.slow
 def test_a_job_that_ends_while_a_worker_is_stopped(run):
     """It is let go, so that it can end as it is asked to: nothing would kill it before the test's time is over."""
     code = """
@@ -67,6 +68,7 @@ def test_a_job_that_ends_while_a_worker_is_stopped(run):
     assert "[worker 1] ends as it was asked to" in error
 
 
+@pytest.mark.slow
 def test_a_server_that_is_stopped_when_the_job_is_done(run):
     """It is let go, so that the end of the others does not wait for it."""
     code = """

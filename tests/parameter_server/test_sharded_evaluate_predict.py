@@ -141,7 +141,7 @@ class Slow(Here):
         self.abandoned += remotes
 
 
-@pytest.mark.parametrize("one_by_one", [False, True])
+@pytest.mark.parametrize("one_by_one", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_shard_that_two_workers_compute_counts_once(tf, one_by_one):
     from tf2dist.execution.keras_train_step import KerasTrainStep
     from tf2dist.input.make_adapter import make_finite_adapter

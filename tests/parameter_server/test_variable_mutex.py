@@ -96,6 +96,7 @@ def test_an_update_that_writes_more_than_its_steps_is_under_one_mutex(tf, name):
     assert {op for op in before(end) & writes if end.inputs[0].op in before(op)} == writes
 
 
+@pytest.mark.slow
 def test_plain_updates_of_workers_overlap(tf):
     from tf2dist.parameter_server.variable_mutex import one_update_at_a_time
 

@@ -55,6 +55,7 @@ def test_steps_start_the_time_anew(watched):
             assert stays(ended, LIMIT / 5)
 
 
+@pytest.mark.slow
 def test_outside_of_calls_nothing_is_to_be_made(watched):
     _, ended = watched()
     assert stays(ended, 3 * LIMIT)

@@ -19,7 +19,7 @@ from tf2dist.system.atomic_files import replacing
 LARGE = os.urandom(1 << 20) * 20  # bytes; an upload of three parts
 
 
-@pytest.fixture(params=["path", "file", "s3", "memory"])
+@pytest.fixture(params=["path", "file", pytest.param("s3", marks=pytest.mark.slow), "memory"])
 def place(request, tmp_path):
     """A directory that is there, as a path or a URL."""
     if request.param == "s3":

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from tests.conftest import sampled
+from tests.conftest import every_third, sampled
 from tests.trainers.conftest import DEADLINE
 from tf2dist.launch import free_ports
 
@@ -134,7 +134,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("arguments", BAD, ids=" ".join)
+@every_third("arguments", BAD, rarely=pytest.mark.exhaustive, ids=" ".join)
 def test_refused_before_tensorflow_is_imported(run, no_tensorflow, tree, arguments):
     line = run(*arguments, module=LINEAR, env=no_tensorflow).refused()
     assert line.startswith("linear: ")

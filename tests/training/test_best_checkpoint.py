@@ -53,7 +53,7 @@ def fitted(strategy, directory, values, *callbacks, name="val_loss", **kwargs):
         ([3.0, 2.0, 1.0], "val_loss", 3),
     ],
 )
-@pytest.mark.parametrize("in_background", [True, False])
+@pytest.mark.parametrize("in_background", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_the_best_is_kept_beside_the_newest(strategy, tmp_path, values, name, best, in_background):
     """Its weights are those at the end of its epoch."""
     kept = {}
@@ -155,6 +155,7 @@ def test_what_training_goes_on_from_is_the_same_without_it(tf, tmp_path, callbac
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.slow
 def test_a_damaged_best_one_is_set_aside(tf, tmp_path, caplog):
     """It is nothing to beat."""
     one = tf2dist.make_strategy("one")
@@ -270,6 +271,7 @@ def test_what_cannot_be_loaded(tf, tmp_path):
         tf2dist.load_checkpoint(fresh, path)
 
 
+@pytest.mark.slow
 def test_a_best_that_was_to_be_replaced_is_put_back(tf, tmp_path):
     """Of a job that was killed between two renames of a best checkpoint of the same step."""
     strategy = tf.distribute.get_strategy()

@@ -93,6 +93,7 @@ def test_logs_in_files(strategy, tmp_path):
     assert list((tmp_path / "board" / "validation").glob("events*"))
 
 
+@pytest.mark.slow
 def test_terminate_on_nan_and_without(strategy):
     x, y = data()
     x = x.copy()
@@ -304,7 +305,7 @@ class SetsFactor(keras.callbacks.Callback):
     on_predict_batch_begin = on_test_batch_begin
 
 
-@pytest.mark.parametrize("kind", ["arrays", "dataset", "dataset of unknown length"])
+@pytest.mark.parametrize("kind", sampled(["arrays", "dataset", "dataset of unknown length"], ["arrays"]))
 def test_a_batch_of_evaluation_or_prediction_begins_before_it_is_computed(strategy, kind):
     rows = np.ones((8, 1), np.float32)
 
@@ -413,6 +414,7 @@ def test_steps_are_what_keras_says_they_are(tf):
         assert found[0] == found[1]
 
 
+@pytest.mark.slow
 def test_a_hook_of_evaluation_alone_gets_logs(tf):
     """It needs no hook of training beside it."""
     seen, callback, (x, y) = [], keras.callbacks.Callback(), data()

@@ -79,6 +79,7 @@ def test_holds_what_was_there_when_it_was_due(strategy, tmp_path, monkeypatch, o
             np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_random_numbers_are_those_of_that_moment(tf, tmp_path, monkeypatch):
     def train(directory, *callbacks, **options):
         with tf2dist.make_strategy("one").scope():
@@ -134,7 +135,7 @@ def test_the_next_one_waits_until_it_is_written(tf, tmp_path, monkeypatch):
     assert len(checkpoint_files.list_checkpoints(str(tmp_path))) == 2
 
 
-@pytest.mark.parametrize("in_background", [True, False])
+@pytest.mark.parametrize("in_background", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_full_disk_ends_no_training_that_does_not_require_it(tf, tmp_path, monkeypatch, caplog, in_background):
     """The next one that is due is written again, and so is the last one."""
     write, tried = checkpoint_files.write_checkpoint, []

@@ -55,7 +55,7 @@ def test_equals_keras(tf, name, replicas):
     check_equals_keras(tf, name, "mirrored" if replicas > 1 else "one", replicas)
 
 
-@pytest.mark.parametrize("name", sampled(CASES, ("other names",), CENTRAL))
+@pytest.mark.parametrize("name", sampled(CASES, slow=CENTRAL))
 def test_equals_keras_with_central_variables(tf, name):
     check_equals_keras(tf, name, "central", 2)
 

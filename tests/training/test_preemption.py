@@ -419,6 +419,7 @@ def following(tf, tmp_path, process, monkeypatch):
     return begin
 
 
+@pytest.mark.slow
 def test_an_evaluator_that_is_asked_to_stop_ends_after_the_training(following):
     """A launcher may kill the others when one has ended, and they have not saved yet."""
     evaluator = following("training", "training", "training", "training", "training", "preempted")

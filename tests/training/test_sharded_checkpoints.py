@@ -20,7 +20,8 @@ from tf2dist.training.checkpoint_files import list_checkpoints, step_of
 strategy = strategies(ONE_QUICKLY_CENTRAL_RARELY)
 
 
-@pytest.mark.parametrize("in_background", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("in_background", [True, False])
 def test_goes_on_where_it_was(strategy, tmp_path, in_background):
     """Also by a checkpoint of the other kind, whichever is the newest."""
     expected, history = fit(strategy)
