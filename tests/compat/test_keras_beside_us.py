@@ -73,7 +73,10 @@ def test_plain_keras_trains_the_same_before_during_and_after(report):
     for option, (before, *others) in ((o, found.values()) for o, found in report["trained"].items()):
         assert before, option
         assert len(others) >= 2
-        assert [other == before for other in others] == [True] * len(others), option
+        for other in others:
+            assert other, option
+            assert other == {name: before[name] for name in other}, option
+        assert {name for other in others for name in other} == {*before}, option
 
 
 @pytest.mark.slow

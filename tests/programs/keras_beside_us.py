@@ -178,13 +178,16 @@ def arguments(option: str) -> dict:
     return dict(zip(("x", "y", "sample_weight"), data(option), strict=False)) | OPTIONS
 
 
-def plain(option: str, strategy) -> dict[str, list[str]]:
-    """Trains with Keras alone, in one replica or in two, or in both; its weights and losses, byte for byte."""
-    replicas = {} if option in TOGETHER else {"one": contextlib.nullcontext()}
-    if option not in ALONE:
-        replicas["mirrored"] = strategy.scope()
+def replicas(option: str) -> list[str]:
+    """Where Keras alone is tried: in one replica or in two, or in both."""
+    return [name for name, never in (("one", TOGETHER), ("mirrored", ALONE)) if option not in never]
+
+
+def plain(option: str, strategy, names: list[str]) -> dict[str, list[str]]:
+    """Trains with Keras alone in these of `replicas`; its weights and losses, byte for byte."""
     found = {}
-    for name, scope in replicas.items():
+    for name in names:
+        scope = strategy.scope() if name == "mirrored" else contextlib.nullcontext()
         keras.utils.set_random_seed(1)
         with scope:
             model = MODELS[option]()
@@ -195,7 +198,10 @@ def plain(option: str, strategy) -> dict[str, list[str]]:
 
 
 def beside(option: str, strategy) -> dict[str, dict]:
-    """Plain Keras in the middle of and after a training of ours with the same option."""
+    """Plain Keras in the middle of and after a training of ours with the same option.
+
+    In the middle in the first of its `replicas`, and after in the last of them.
+    """
     import tf2dist
 
     found = {}
@@ -203,18 +209,18 @@ def beside(option: str, strategy) -> dict[str, dict]:
     class Meanwhile(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
             if epoch == 0:
-                found["during"] = plain(option, strategy)
+                found["during"] = plain(option, strategy, replicas(option)[:1])
 
     with strategy.scope():
         model = MODELS[option]()
     fit = tf2dist.bind(model).fit if option == "bound" else functools.partial(tf2dist.fit, model)
     fit(**arguments(option), callbacks=[Meanwhile()])
-    found["after"] = plain(option, strategy)
+    found["after"] = plain(option, strategy, replicas(option)[-1:])
     if option in ON_TENSORS:  # as workers with local_steps have it
         from tf2dist.compat.stateless_optimizer import on_tensors
 
         with on_tensors(model.optimizer):
-            found["on_tensors"] = plain(option, strategy)
+            found["on_tensors"] = plain(option, strategy, replicas(option))
     return found
 
 
@@ -271,7 +277,7 @@ def main(options: list[str]) -> None:
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     strategy = tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
-    before = {option: plain(option, strategy) for option in options}
+    before = {option: plain(option, strategy, replicas(option)) for option in options}
     assert not any(name.partition(".")[0] == "tf2dist" for name in sys.modules)
     known = functions()
 
