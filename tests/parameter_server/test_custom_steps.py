@@ -73,10 +73,12 @@ def test_several_workers_lose_no_count(by_hand, tmp_path, kills):
     status, error = job.ends("chief 0")
     assert status == 0, error
     found = pickle.loads((tmp_path / "result").read_bytes())
-    history, (critic, generator), all_changed, times = found["counted"]
+    history, (critic, generator), (seen, left), all_changed, times = found["counted"]
     lost = int(kills)
     assert 2 * epochs * steps <= critic <= 2 * (epochs * steps + lost)
     assert epochs * steps <= generator <= epochs * steps + lost
+    assert batch * epochs * steps <= seen <= batch * (epochs * steps + lost)
+    assert epochs * steps <= -left <= epochs * steps + lost
     assert all_changed
     assert times.min() == epochs
     assert times.sum() <= batch * (epochs * steps + lost)
@@ -85,5 +87,6 @@ def test_several_workers_lose_no_count(by_hand, tmp_path, kills):
     assert all(0 < count <= batch * steps for count in history["examples"])
     together, by_copies, averaging = found["refused"]
     for why, reason in ((together, 'update="sync"'), (by_copies, "local_steps=4")):
-        assert f"compute_metrics: such a step applies its gradients itself, and {reason}" in why
+        assert "compute_metrics, whose logs are no metrics, so that train_step runs as it is: such a step" in why
+        assert f"applies its gradients itself, and {reason}" in why
     assert "OwnUpdate has a step of its own, and SGD keeps" in averaging

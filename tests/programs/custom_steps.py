@@ -50,6 +50,9 @@ class Counting(Adversaries):
     def __init__(self):
         super().__init__()
         self.times = tf.Variable(tf.zeros([BATCH * STEPS], tf.int32))
+        self.seen, self.left = (
+            self.add_weight(shape=(), initializer="zeros", trainable=False, name=name) for name in ("seen", "left")
+        )
 
     def compile(self, *args, **kwargs):
         super().compile(*args, **kwargs)
@@ -67,6 +70,8 @@ class Counting(Adversaries):
         self.examples.update_state(keras.ops.ones_like(real[:, 0]))
         numbers = tf.cast(tf.round(real[:, -1] * 1e6), tf.int32)
         tf.raw_ops.ResourceScatterAdd(resource=self.times.handle, indices=numbers, updates=tf.ones_like(numbers))
+        self.seen.assign_add(keras.ops.cast(keras.ops.shape(real)[0], "float32"))
+        self.left.assign_sub(1.0)
         return super().train_step(real) | {"examples": self.examples.result()}
 
 
@@ -86,7 +91,8 @@ def counted():
     history = tf2dist.fit(model, rows, batch_size=BATCH, epochs=EPOCHS, callbacks=[Tells()], verbose=0).history
     changed = [not np.array_equal(a, v.numpy()) for a, v in zip(before, model.trainable_variables, strict=True)]
     counts = [int(o.iterations.numpy()) for o in (model.d_optimizer, model.g_optimizer)]
-    return history, counts, all(changed), model.times.numpy()
+    own = [int(v.numpy()) for v in (model.seen, model.left)]
+    return history, counts, own, all(changed), model.times.numpy()
 
 
 def refused(make=CASES["other names"][0], **options):

@@ -448,6 +448,42 @@ class RootOfMetric(OwnTracker):
         return super().change(x, y, gradients) | {"root": keras.ops.sqrt(self.tracker.result())}
 
 
+class TwiceAccuracy(keras.Model):
+    """Its accuracy of rows of zeros is 1, whatever it has come to in the sum and the number alike."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(3)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def compute_metrics(self, *args, **kwargs):
+        logs = super().compute_metrics(*args, **kwargs)
+        return logs | {"twice": 2 * logs["accuracy"]}
+
+
+@pytest.mark.parametrize(
+    "where", [("central", 1), *(pytest.param(where, marks=pytest.mark.slow) for where in (("mirrored", 2), ("one", 1)))]
+)
+def test_a_log_that_is_computed_from_what_a_metric_has_come_to(tf, where):
+    """Is refused before anything runs where a step does not see all of the metric, in training and in evaluation."""
+    strategy, replicas = where
+    with tf2dist.make_strategy(strategy, **({"replicas": replicas} if strategy != "one" else {})).scope():
+        model = TwiceAccuracy()
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    y = np.arange(ROWS) % 3
+    options = {"batch_size": BATCH, "shuffle": False, "verbose": 0}
+    if strategy == "one":
+        history = tf2dist.fit(model, x, y, validation_data=(x, y), **options).history
+        for prefix in ("", "val_"):
+            assert history[f"{prefix}twice"] == pytest.approx([2 * history[f"{prefix}accuracy"][0]])
+        return
+    for call, step in ((tf2dist.fit, "train_step"), (tf2dist.evaluate, "test_step")):
+        with pytest.raises(ValueError, match=f"^{step} of TwiceAccuracy computes log twice from what a metric"):
+            call(model, x, y, **({} if call is tf2dist.evaluate else options))
+
+
 class Restarting(OwnTracker):
     def change(self, x, y, gradients):
         self.tracker.reset_state()
@@ -505,6 +541,21 @@ def test_what_cannot_be_had_from_metrics_of_single_steps_is_refused(tf, kind, re
     with tf2dist.make_strategy("central", replicas=replicas).scope():
         model = one_layer(kind)()
     with pytest.raises(error, match=why):
+        tf2dist.fit(model, batches((x, pair[1])))
+
+
+class LossOfEach(OwnUpdate):
+    def change(self, x, y, gradients):
+        return super().change(x, y, gradients) | {"loss": keras.ops.mean(x, axis=1)}
+
+
+@pytest.mark.parametrize("strategy", ["one", pytest.param("mirrored", marks=pytest.mark.slow)])
+def test_a_loss_that_is_no_scalar_is_refused(tf, strategy):
+    with tf2dist.make_strategy(strategy, **({"replicas": 2} if strategy == "mirrored" else {})).scope():
+        model = one_layer(LossOfEach)()
+    with pytest.raises(
+        TrainingError, match=r"^train_step of LossOfEach logs loss with shape \(None,\), which is no sc"
+    ):
         tf2dist.fit(model, batches((x, pair[1])))
 
 

@@ -12,8 +12,7 @@ import tensorflow as tf
 from tf2dist.compat import global_batch_custom_step
 from tf2dist.compat.model import all_metrics, flat_results
 from tf2dist.compat.stateless_scope import HeldBackScope
-from tf2dist.errors import TrainingError
-from tf2dist.execution.custom_train_step import check_logs, logs_of, trace_step, values_of
+from tf2dist.execution.custom_train_step import check_log_shapes, check_logs, logs_of, trace_step, values_of
 from tf2dist.execution.flat_logs import as_logs
 from tf2dist.execution.metric_variables import set_variables
 
@@ -61,12 +60,7 @@ class CustomStepWithSums:
         self._metric_variables = [v for metric in all_metrics(self.model) for v in metric.variables]
         self._logs_are_metrics = set(logs) == set(flat_results(self.model.get_metrics_result()))
         self.in_order = any(map(self.is_last_value, logs))
-        for name, shape in zip(self._log_names, self._log_shapes, strict=True):
-            if not shape.is_fully_defined():
-                raise TrainingError(
-                    f"{method} of {type(self.model).__name__} logs {name} with shape {shape}, which is not the same "
-                    "for all batches: log a mean, or use strategy one"
-                )
+        check_log_shapes(self.model, method, logs, join=True)
 
     def is_last_value(self, name: str) -> bool:
         """Whether this log is a value of the last batch rather than a metric's result."""

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tf2dist.compat import custom_step_trace, global_batch_custom_step
 from tf2dist.compat.model import all_metrics, flat_results
-from tf2dist.errors import TrainingError
+from tf2dist.errors import TrainingError, UsageError
 from tf2dist.execution.flat_logs import as_logs
 
 
@@ -38,8 +38,16 @@ class CustomTrainStep:
         Args:
           method: the name of the step: "train_step" or "test_step".
           batch: of `keras.KerasTensor`s.
+
+        Raises:
+          ValueError: the step returns no dict.
+          TrainingError: a log of one of several replicas has a shape that is not the same for all batches.
         """
-        self._metric_results |= trace_step(self.model, method, batch).results
+        traced = trace_step(self.model, method, batch)
+        check_logs(self.model, method, traced.logs)
+        self._metric_results |= traced.results
+        self._log_names = list(flat_results(traced.logs))
+        check_log_shapes(self.model, method, flat_results(traced.logs))
 
     def reset(self) -> None:
         """Resets the model's metrics."""
@@ -132,7 +140,24 @@ def logs_of(model: keras.Model, step: Callable, batch, slice_weight) -> dict[str
 def check_logs(model: keras.Model, method: str, logs) -> None:
     """Raises ValueError for what a step returned if it is no dict."""
     if not isinstance(logs, dict):
-        raise ValueError(f"{method} of {type(model).__name__} must return a dict, found {logs!r}")
+        raise UsageError(f"{method} of {type(model).__name__} must return a dict, found {logs!r}")
+
+
+def check_log_shapes(model: keras.Model, method: str, logs: Mapping[str, Any], *, join: bool | None = None) -> None:
+    """Raises TrainingError for a loss that is no scalar, and for logs that replicas or workers cannot join.
+
+    Args:
+      join: do several replicas or workers join them? By the number of replicas if not given.
+    """
+    join = model.distribute_strategy.num_replicas_in_sync > 1 if join is None else join
+    for name, value in logs.items():
+        shape = tf.TensorShape(getattr(value, "shape", ()))
+        if (join and not shape.is_fully_defined()) or (name == "loss" and shape.rank):
+            needed = "log a mean, or use strategy one" if join and name != "loss" else "log its mean"
+            raise TrainingError(
+                f"{method} of {type(model).__name__} logs {name} with shape {shape}, which is "
+                f"{'no scalar' if name == 'loss' else 'not the same for all batches'}: {needed}"
+            )
 
 
 def values_of(logs: Mapping[str, Any], slice_weight) -> list[tf.Tensor]:

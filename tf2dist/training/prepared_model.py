@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf2dist.compat import model as keras_model
-from tf2dist.compat.atomic_counter import count_atomically
+from tf2dist.compat.atomic_counter import add_atomically, count_atomically
 from tf2dist.compat.stateless_scope import compute_output_spec
 from tf2dist.execution.custom_step_with_sums import CustomStepWithSums
 from tf2dist.execution.custom_train_step import CustomTrainStep
@@ -104,10 +104,14 @@ class PreparedModel:
         custom = self._custom_steps.get(step)
         if own and isinstance(custom, CustomStepWithSums):
             model_validation.check_optimizers_of_custom_step(self.model, custom.optimizers)
-            metric_validation.check_metrics_of_custom_step(custom, step, spec)
             for optimizer in custom.optimizers:
                 count_atomically(optimizer)
-        if own and self.strategy.num_replicas_in_sync > 1:
+            if isinstance(self.strategy, tf.distribute.ParameterServerStrategy):
+                add_atomically(self.model.variables)  # a step may keep counts of its own
+        several = self.strategy.num_replicas_in_sync > 1
+        if own and (several or isinstance(custom, CustomStepWithSums)):
+            metric_validation.check_metrics_of_custom_step(self._custom_steps[step], step, spec)
+        if own and several:
             custom_step_trial.check(self._custom_steps[step], step, spec)
         if not own and step != "predict_step":
             metric_validation.check_metrics(self.model, spec)
