@@ -50,7 +50,7 @@ class CustomStepWithSums:
           batch: of `keras.KerasTensor`s.
 
         Raises:
-          TrainingError: a log has a shape that is not the same for all batches.
+          TrainingError: the loss is no scalar, or a log has not the same shape for all batches.
         """
         traced = trace_step(self.model, method, batch)
         check_logs(self.model, method, traced.logs)

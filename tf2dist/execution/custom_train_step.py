@@ -41,13 +41,14 @@ class CustomTrainStep:
 
         Raises:
           ValueError: the step returns no dict.
-          TrainingError: a log of one of several replicas has a shape that is not the same for all batches.
+          TrainingError: the loss is no scalar, or a log of several replicas has not the same shape for all batches.
         """
         traced = trace_step(self.model, method, batch)
         check_logs(self.model, method, traced.logs)
+        logs = flat_results(traced.logs)
+        check_log_shapes(self.model, method, logs, join=self.model.distribute_strategy.num_replicas_in_sync > 1)
+        self._log_names = list(logs)
         self._metric_results |= traced.results
-        self._log_names = list(flat_results(traced.logs))
-        check_log_shapes(self.model, method, flat_results(traced.logs))
 
     def reset(self) -> None:
         """Resets the model's metrics."""
@@ -143,21 +144,21 @@ def check_logs(model: keras.Model, method: str, logs) -> None:
         raise UsageError(f"{method} of {type(model).__name__} must return a dict, found {logs!r}")
 
 
-def check_log_shapes(model: keras.Model, method: str, logs: Mapping[str, Any], *, join: bool | None = None) -> None:
+def check_log_shapes(model: keras.Model, method: str, logs: Mapping[str, Any], *, join: bool) -> None:
     """Raises TrainingError for a loss that is no scalar, and for logs that replicas or workers cannot join.
 
     Args:
-      join: do several replicas or workers join them? By the number of replicas if not given.
+      join: do several replicas or workers join them?
     """
-    join = model.distribute_strategy.num_replicas_in_sync > 1 if join is None else join
     for name, value in logs.items():
         shape = tf.TensorShape(getattr(value, "shape", ()))
-        if (join and not shape.is_fully_defined()) or (name == "loss" and shape.rank):
-            needed = "log a mean, or use strategy one" if join and name != "loss" else "log its mean"
-            raise TrainingError(
-                f"{method} of {type(model).__name__} logs {name} with shape {shape}, which is "
-                f"{'no scalar' if name == 'loss' else 'not the same for all batches'}: {needed}"
-            )
+        wrong = ""
+        if name == "loss" and shape.rank:
+            wrong = "no scalar: log its mean"
+        elif join and not shape.is_fully_defined():
+            wrong = "not the same for all batches: log a mean, or use strategy one"
+        if wrong:
+            raise TrainingError(f"{method} of {type(model).__name__} logs {name} with shape {shape}, which is {wrong}")
 
 
 def values_of(logs: Mapping[str, Any], slice_weight) -> list[tf.Tensor]:

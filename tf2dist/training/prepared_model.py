@@ -109,10 +109,10 @@ class PreparedModel:
             if isinstance(self.strategy, tf.distribute.ParameterServerStrategy):
                 add_atomically(self.model.variables)  # a step may keep counts of its own
         several = self.strategy.num_replicas_in_sync > 1
-        if own and (several or isinstance(custom, CustomStepWithSums)):
-            metric_validation.check_metrics_of_custom_step(self._custom_steps[step], step, spec)
-        if own and several:
-            custom_step_trial.check(self._custom_steps[step], step, spec)
+        if own and custom and (several or isinstance(custom, CustomStepWithSums)):
+            metric_validation.check_metrics_of_custom_step(custom, step, spec)
+        if own and custom and several:
+            custom_step_trial.check(custom, step, spec)
         if not own and step != "predict_step":
             metric_validation.check_metrics(self.model, spec)
             if loss_validation.slices_of_update(self.strategy, self.options) > 1:
