@@ -78,13 +78,14 @@ ONE_QUICKLY_CENTRAL_RARELY = quickly("one", rarely=("central",))
 ONE_QUICKLY = quickly("one", SINGLE_PROCESS[:2])
 
 
-def every_third(names, cases, *, rarely=pytest.mark.slow, **kwargs):
+def every_third(names, cases, *, rarely=pytest.mark.slow, quickly=3, **kwargs):
     """As `pytest.mark.parametrize`, for many alike that each take a process.
 
-    Each third is in `make test`, each third in `make test-slow`, and the others are marked `rarely`.
+    Each third is marked `rarely`; of the others those whose numbers `quickly` divides, a multiple of 3, are in
+    `make test`, and the rest in `make test-slow`.
     """
     several = len(names.split(",") if isinstance(names, str) else names) > 1
-    marks = [((), pytest.mark.slow, rarely)[number % 3] for number in range(len(cases))]
+    marks = [() if n % quickly == 0 else rarely if n % 3 == 2 else pytest.mark.slow for n in range(len(cases))]
     params = [pytest.param(*(c if several else (c,)), marks=m) for c, m in zip(cases, marks, strict=True)]
     return pytest.mark.parametrize(names, params, **kwargs)
 

@@ -271,7 +271,7 @@ def _why_unused(
 
 
 def _hidden(driver: gpu_libraries.Driver, used: int) -> str:
-    """What hides GPUs though TensorFlow sees all that it is shown; no problem, because somebody wanted it."""
+    """Says which setting hides GPUs from TensorFlow on purpose; "" if none does."""
     with contextlib.suppress(UsageError):
         shown, there = len(gpus.visible()), len(driver.gpus)
         if shown < there and used >= shown:

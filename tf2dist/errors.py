@@ -72,6 +72,11 @@ def without_nodes(error: Exception) -> str:
     return re.sub(r"{{.*?}}|\[\[.*|\[Op:.*", "", str(getattr(error, "message", error)))
 
 
+def first_line(error: Exception) -> str:
+    """Returns the first line of an exception's message; one of TensorFlow's without nodes and operations."""
+    return " ".join(without_nodes(error).partition("\n")[0].split())
+
+
 def reason(error: Exception) -> str:
     """Returns an exception's type and message in one line; one of TensorFlow's without nodes and source lines."""
     text = without_nodes(error)

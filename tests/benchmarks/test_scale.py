@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import scale
 from tests.benchmarks.commands import run
-from tests.conftest import sampled
+from tests.conftest import every_third, sampled
 
 
 @pytest.mark.timeout(300)
@@ -56,7 +56,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("argument", WRONG)
+@every_third("argument", WRONG)
 def test_a_wrong_command_gets_one_line(argument):
     done = run("scale", argument)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr

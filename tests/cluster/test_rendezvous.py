@@ -563,7 +563,7 @@ def test_other_ways_to_write_the_host(cluster, host):
     agreed(cluster, wait_for_followers(cluster, [PS], DEADLINE), following)
 
 
-def test_from_preflight_to_the_end_with_real_processes(cluster):
+def test_from_rendezvous_to_the_end_with_real_processes(cluster):
     code = """
 import sys
 from tf2dist.cluster import heartbeat, rendezvous, roles, task_monitor

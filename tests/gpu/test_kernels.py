@@ -9,7 +9,7 @@ import keras
 import pytest
 
 import tf2dist
-from tests.conftest import sampled
+from tests.conftest import every_third, sampled
 from tests.gpu.traces import nodes_of, nodes_traced
 from tests.models import OPTIMIZERS, TABLE_OPTIMIZERS, classifier, data, embedder, sentences
 from tf2dist.layers import ShardedEmbedding
@@ -144,9 +144,7 @@ def test_what_peers_exchange(tf, replicas, monkeypatch):
     assert without_gpu_kernel(nodes) == []
 
 
-@pytest.mark.parametrize(
-    "dtype", ["float32", "bfloat16", "bool", "uint8", "int32", "uint32", "int64", "uint64", "complex64"]
-)
+@every_third("dtype", ["float32", "bfloat16", "bool", "uint8", "int32", "uint32", "int64", "uint64", "complex64"])
 def test_what_peers_predict(tf, replicas, dtype):
     """Rows of all dtypes that a model may have as its output; those of replicas may be unequally many."""
     from tf2dist.runtime import collectives

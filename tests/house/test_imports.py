@@ -132,7 +132,6 @@ def test_the_import_finder_sees_every_form(tmp_path):
 NAMED = {
     "tf2dist.__main__": "the commands, each imported when it is called",
     "tf2dist.launch.backends.local": "what the fork server imports once for all processes of a job",
-    "tf2dist.launch.user_program": "a user's program that has joined the job: its session explains how it failed",
 }
 
 
@@ -149,4 +148,3 @@ def modules_in_strings(package, top):
 def test_no_string_imports_what_no_import_may():
     found = dict(modules_in_strings("tf2dist", "tf2dist"))
     assert set(found) == set(NAMED), found
-    assert found["tf2dist.launch.user_program"] == ["tf2dist.runtime.session"]

@@ -35,7 +35,10 @@ def test_known_to_fail():
 MODULE = "import pytest\npytest.skip('nothing of this here', allow_module_level=True)\n"
 
 
-@pytest.mark.parametrize(("value", "counts"), [("0", "1 passed, 4 skipped, 1 xfailed"), ("1", "3 errors")])
+@pytest.mark.parametrize(
+    ("value", "counts"),
+    [pytest.param("0", "1 passed, 4 skipped, 1 xfailed", marks=pytest.mark.slow), ("1", "3 errors")],
+)
 def test_skips_are_failures_if_wanted(tmp_path, value, counts):
     (tmp_path / "test_some.py").write_text(TESTS)
     (tmp_path / "test_module.py").write_text(MODULE)

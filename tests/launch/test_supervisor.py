@@ -10,6 +10,8 @@ import time
 
 import pytest
 
+from tests.conftest import every_third
+
 TROUBLEMAKER = """
 # Something that survives its parent, its process group and a polite request.
 subprocess.Popen(
@@ -150,7 +152,7 @@ def test_the_launcher_is_killed_before_it_has_read_an_event(start, tmp_path):
     assert job.all_gone()
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@every_third("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_to_the_launcher_ends_the_job(start, signum):
     job = start(
         TROUBLEMAKER + "print('ready'); time.sleep(1000)",

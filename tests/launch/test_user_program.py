@@ -4,8 +4,6 @@ import re
 import subprocess
 import sys
 
-import pytest
-
 from tests.conftest import every_third
 
 PROGRAMS = {
@@ -40,14 +38,14 @@ PROGRAMS = {
 }
 
 
-@every_third("name", PROGRAMS)
+@every_third("name", PROGRAMS, quickly=6)
 def test_a_script_runs_as_it_does_under_python(tmp_path, name):
     script = tmp_path / "program.py"
     script.write_text(PROGRAMS[name])
     assert launched(tmp_path, [str(script), "a", "--b"]) == plain(tmp_path, [str(script), "a", "--b"])
 
 
-@pytest.mark.parametrize("name", ["success", "status text", "interrupt", "atexit", "pickle", "spawn"])
+@every_third("name", ["success", "status text", "interrupt", "atexit", "pickle", "spawn"])
 def test_a_module_runs_as_it_does_under_python(tmp_path, name):
     package = tmp_path / "package"
     package.mkdir()

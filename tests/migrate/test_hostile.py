@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 
+from tests.conftest import every_third
 from tests.hostile import contents, examples, parsed, texts, variables
 from tf2dist.convert_checkpoint import ConvertError, find_checkpoint, model_argument, name_map
 from tf2dist.migrate.__main__ import main
@@ -23,9 +24,7 @@ def test_programs(tmp_path_factory, content):
     assert parsed((), main, [str(path)]) in (0, 1)
 
 
-@pytest.mark.parametrize(
-    "text", ["(" * 100_000, "tf." * 50_000, "\\\n" * 50_000, "'" * 50_000, "import " * 20_000, '"""' * 30_001]
-)
+@every_third("text", ["(" * 100_000, "tf." * 50_000, "\\\n" * 50_000, "'" * 50_000, "import " * 20_000, '"""' * 30_001])
 def test_very_much_of_one_thing(tmp_path, text):
     (tmp_path / "program.py").write_text(text)
     assert parsed((), main, [str(tmp_path / "program.py")]) == 0

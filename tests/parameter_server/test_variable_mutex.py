@@ -10,7 +10,7 @@ from tests.parameter_server.graphs import before
 WRITES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 
 
-@pytest.mark.parametrize("name", ["momentum", "adam"])
+@pytest.mark.parametrize("name", ["momentum", pytest.param("adam", marks=pytest.mark.slow)])
 def test_a_mutex_is_held_from_before_the_first_write_until_after_the_last(tf, name):
     """Else another worker writes in between, or reads what is half written."""
     from tf2dist.parameter_server.variable_mutex import one_worker_at_a_time

@@ -161,7 +161,7 @@ def files(tmp_path):
 CASES = [*FLAGS, *TOGETHER, *DATA, *PLACES, *HOST_FLAGS, *TF_CONFIG]
 
 
-@every_third("case", CASES, rarely=pytest.mark.exhaustive, ids=str)
+@every_third("case", CASES, rarely=pytest.mark.exhaustive, quickly=6, ids=str)
 def test_refused_before_tensorflow_is_imported(case, run, files, tree, no_tensorflow):
     before = tree()
     arguments = case.arguments

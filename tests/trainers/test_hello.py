@@ -127,7 +127,7 @@ BAD = {
 }
 
 
-@every_third("arguments", BAD, rarely=pytest.mark.exhaustive, ids=" ".join)
+@every_third("arguments", BAD, rarely=pytest.mark.exhaustive, quickly=6, ids=" ".join)
 def test_refused_before_tensorflow_is_imported(run, no_tensorflow, arguments):
     line = run(*arguments, module=HELLO, env=no_tensorflow).refused()
     assert line.startswith("hello: ")

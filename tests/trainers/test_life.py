@@ -182,7 +182,7 @@ BAD = {
 }
 
 
-@every_third("arguments", BAD, rarely=pytest.mark.exhaustive, ids=" ".join)
+@every_third("arguments", BAD, rarely=pytest.mark.exhaustive, quickly=6, ids=" ".join)
 def test_refused_before_tensorflow_is_imported(arguments, life, tree, tmp_path, no_tensorflow):
     (tmp_path / "bad.rle").write_text("x = 3, y = 3\nbozb!")
     (tmp_path / "old.csv").write_text("generation,population")

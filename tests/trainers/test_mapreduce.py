@@ -104,7 +104,7 @@ BAD = {
 }
 
 
-@every_third("arguments", BAD, rarely=pytest.mark.exhaustive, ids=" ".join)
+@every_third("arguments", BAD, rarely=pytest.mark.exhaustive, quickly=6, ids=" ".join)
 def test_refused_before_tensorflow_is_imported(arguments, run, tree, tmp_path, no_tensorflow):
     (tmp_path / "good.txt").write_text("1, 2\n\n3 4e0\n")
     (tmp_path / "words.txt").write_text("1\n2\nthree\n")

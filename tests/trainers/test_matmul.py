@@ -90,7 +90,7 @@ BAD = {
 }
 
 
-@every_third("arguments", BAD, rarely=pytest.mark.exhaustive, ids=" ".join)
+@every_third("arguments", BAD, rarely=pytest.mark.exhaustive, quickly=6, ids=" ".join)
 def test_refused_before_tensorflow_is_imported(run, no_tensorflow, tree, arguments):
     line = run(*arguments, module=MATMUL, env=no_tensorflow).refused()
     assert line.startswith("matmul: ")

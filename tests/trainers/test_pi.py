@@ -132,7 +132,7 @@ BAD = {
 }
 
 
-@every_third("arguments", BAD, rarely=pytest.mark.exhaustive, ids=" ".join)
+@every_third("arguments", BAD, rarely=pytest.mark.exhaustive, quickly=6, ids=" ".join)
 def test_refused_before_tensorflow_is_imported(arguments, run, tree, no_tensorflow):
     assert BAD[arguments] in run(*arguments, module=PI, env=no_tensorflow).refused()
     assert tree() == {}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import tf2dist
-from tests.conftest import ONE_QUICKLY_CENTRAL_RARELY, strategies
+from tests.conftest import ONE_QUICKLY_CENTRAL_RARELY, every_third, strategies
 from tests.models import OPTIMIZERS, classifier, data, weights
 from tests.training.interrupted import STEPS, Kill, Killed, fit
 from tf2dist.errors import CheckpointError
@@ -44,7 +44,7 @@ def fitted(strategy, directory, values, *callbacks, name="val_loss", **kwargs):
     return fit(strategy, Logs(values, name), checkpoint, *callbacks, epochs=len(values))
 
 
-@pytest.mark.parametrize(
+@every_third(
     ("values", "name", "best"),
     [
         ([4.0, 2.0, 3.0, 2.0, 5.0], "val_loss", 2),

@@ -488,7 +488,7 @@ class OwnStep(keras.Sequential):
 
 
 @every_third("first", ["the checkpoint", "the others"])
-@pytest.mark.parametrize("kind", ["best weights", "best weights, own step", "own callback"])
+@every_third("kind", ["best weights", "best weights, own step", "own callback"])
 def test_the_last_one_holds_what_callbacks_have_left(tf, tmp_path, first, kind):
     """The end of training is also a step at which it is due, so that the weights before the end were saved."""
     x, y = data()

@@ -21,7 +21,7 @@ from tf2dist.training import checkpoint_files
 from tf2dist.training.checkpoint_files import list_checkpoints
 
 
-@pytest.mark.parametrize("happens", ["removed", "replaced"])
+@pytest.mark.parametrize("happens", ["removed", pytest.param("replaced", marks=pytest.mark.slow)])
 def test_an_evaluator_is_not_disturbed_by_what_happens_while_it_reads(tf, tmp_path, monkeypatch, happens):
     from tf2dist.training import evaluator_task
 

@@ -8,8 +8,9 @@
 | peer (chief or worker) | - | ends the job | - |
 | evaluator | ends the job | ends the job | ends the job |
 
-A launcher starts a lost worker again in its place `WORKER_RESTARTS` times unless it is told otherwise; after that the
-job goes on with the others. When no worker is left, the coordinator waits `WORKERS_GRACE` seconds for all of them to
+`launch local` and `launch ssh` start a lost worker again in its place `WORKER_RESTARTS` times unless they are told
+otherwise; after that the job goes on with the others. Slurm and a JobSet, which watch the tasks themselves, end the job
+or start all of it again. When no worker is left, the coordinator waits `WORKERS_GRACE` seconds for all of them to
 come back (TensorFlow uses none before), and then ends the job. A job that ends is started again from its last
 checkpoint where the launcher was told to (--max_restarts). Only the launcher watches the evaluator: the leader has no
 connection to it.

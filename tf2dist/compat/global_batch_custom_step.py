@@ -81,7 +81,7 @@ def trying() -> Iterator[list[tuple[str, tf.Tensor]]]:
 
 
 def _replacing(owner: type, name: str, make: Callable[[Callable], Callable]) -> Patch:
-    """A patch of a method by what `make` makes of the original."""
+    """Returns a patch that replaces a method of `owner` by `make(original)`."""
 
     def original(self, *args, **kwargs):
         return patch.original(name)(self, *args, **kwargs)
@@ -169,7 +169,7 @@ def _gradient(original: Callable) -> Callable:
 
 
 def _seeds(target, output_gradients):
-    """What the gradients of the targets begin with: those of a mean over the slice count by its weight.
+    """Returns `output_gradients`, times the slice's weight for targets that are means over the slice.
 
     Those of a sum count for a slice that does not stand in for an empty one: through statistics of the whole batch
     they reach the other replicas.
@@ -242,7 +242,7 @@ def _is_sum(loss: tf.Tensor) -> bool:
 
 
 def as_mean(value):
-    """A scalar of which the mean over the slices, each by its weight, is to be that of the whole batch."""
+    """Returns a scalar whose mean over the slices, each by its weight, is the value for the whole batch."""
     weight: Any = slice_weight()
     if weight is None or not tf.is_symbolic_tensor(value) or value.shape.rank != 0:
         return value

@@ -123,7 +123,7 @@ def is_of_keras(part: Any) -> bool:
 
 
 def is_function_of_a_batch(metric: keras.metrics.Metric) -> bool:
-    """Is this a mean of what a function returns, of which only the function knows whether that is one of examples?
+    """Whether the metric is the mean of a function whose values may not be one for each example.
 
     A function of the user's, or one of Keras's overlaps, whose sums run over the batch unless an axis is given.
     """

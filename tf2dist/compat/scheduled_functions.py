@@ -22,7 +22,7 @@ def observe_scheduling() -> None:
 
 
 class _ObservedQueue(cluster_coordinator._CoordinatedClosureQueue):
-    """What is scheduled, as one thread a worker takes it; it knows the idle ones, and whose errors nobody wants.
+    """The queue of scheduled functions; it knows which workers are idle, and drops errors of calls that were given up.
 
     TensorFlow's own knows how many functions are under way, but not at which workers, and gives the error of each to
     whatever is scheduled next (tensorflow/python/distribute/coordinator/cluster_coordinator.py).

@@ -14,7 +14,7 @@ from tf2dist.runtime import collectives
 def set_variables(
     variables: Sequence[keras.Variable], values: Iterable[np.ndarray], strategy: tf.distribute.Strategy
 ) -> None:
-    """Makes these values what is read from variables, which is the sum of all replicas' parts if they hold parts."""
+    """Assigns values to metric variables; of a copy per replica the first gets the value, and the others zero."""
     is_first_peer = collectives.peers(strategy)[1] == 0
     for variable, value in zip(variables, values, strict=True):
         first, *others = strategy.experimental_local_results(variable.value)

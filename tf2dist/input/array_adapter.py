@@ -67,10 +67,8 @@ class Examples(ReadByTensorFlow):
         (self.rows,) = lengths
         if not self.rows:
             raise UsageError("the data is empty: the arrays have no rows")
-        batch_size, seed = whole_number("batch_size", batch_size), whole_number("seed", seed)
-        if batch_size < 1:
-            raise UsageError(f"batch_size must be at least 1, found {batch_size}")
-        self.batch_size = batch_size
+        self.batch_size = batch_size = rows_in_a_batch(batch_size)
+        seed = whole_number("seed", seed)
         self.shuffle = shuffle
         self.seed = seed
         self.transform = transform
@@ -222,6 +220,18 @@ def _gather_rows(tensors: Any, indices: tf.Tensor, transform: Callable[..., Any]
 def _numbers(first: Any, stride: int) -> tf.data.Dataset[Any]:
     """Every `stride`-th number i64[] from `first` on, without end."""
     return tf.data.Dataset.range(tf.cast(first, tf.int64), _ENDLESS, stride)
+
+
+def rows_in_a_batch(batch_size: Any) -> int:
+    """Returns the batch size as an int.
+
+    Raises:
+      UsageError: it is no whole number, or less than 1.
+    """
+    batch_size = whole_number("batch_size", batch_size)
+    if batch_size < 1:
+        raise UsageError(f"batch_size must be at least 1, found {batch_size}")
+    return batch_size
 
 
 def whole_number(name: str, value: Any) -> int:

@@ -132,7 +132,7 @@ class DataAdapter(Protocol):
 
 
 class ReadByTensorFlow:
-    """What a `DataAdapter` of data that TensorFlow alone reads has to do about epochs and failures: nothing."""
+    """The parts of a `DataAdapter` about epochs and failures, for data that TensorFlow alone reads: they do nothing."""
 
     @property
     def needs_this_process(self) -> bool:

@@ -49,7 +49,7 @@ def read(dataset: keras.utils.PyDataset, indices: Iterable[int], is_over: Callab
 def _in_order(
     indices: Iterable[int], ahead: int, submit: Callable[[int], Future[Any]], is_over: Callable[[], bool]
 ) -> Iterator[Any]:
-    """What `submit` will have made of each index, of which so many are made ahead."""
+    """Yields the result of `submit` for each index, in order; up to `ahead` of them are computed before."""
     under_way: deque[Future[Any]] = deque()
     left = iter(indices)
     while True:

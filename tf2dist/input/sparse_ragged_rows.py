@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf2dist.errors import UsageError
-from tf2dist.input.array_adapter import whole_number
+from tf2dist.input.array_adapter import rows_in_a_batch
 
 
 def _is_sparse_matrix(value: Any) -> bool:
@@ -66,9 +66,7 @@ def batches_of_rows(data: Any, batch_size: int, *, shuffle: bool, seed: int) -> 
     rows = [row_count(part) for part in tf.nest.flatten(parts)]
     if len(set(rows)) > 1:
         raise UsageError(f"arrays must have the same number of rows, found {' and '.join(map(str, rows))}")
-    batch_size = whole_number("batch_size", batch_size)
-    if batch_size < 1:
-        raise UsageError(f"batch_size must be at least 1, found {batch_size}")
+    batch_size = rows_in_a_batch(batch_size)
     dataset = tf.data.Dataset.from_tensor_slices(parts)
     if shuffle:
         dataset = dataset.shuffle(rows[0], seed=seed)

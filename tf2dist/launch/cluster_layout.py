@@ -59,6 +59,10 @@ class Layout:
         """How many tasks a job has."""
         return sum(task.job == job for task in self.tasks)
 
+    def computes(self, job: str) -> bool:
+        """Do the tasks of this job compute steps? Workers, and a chief where there are no parameter servers to lead."""
+        return job == "worker" or (job == "chief" and not self.count("ps"))
+
     def serves(self, task: Task) -> bool:
         """Does the task serve a coordinator? With parameter servers all but the leader do; without, all are peers."""
         return self.count("ps") > 0 and task.job != "evaluator" and task != self.leader

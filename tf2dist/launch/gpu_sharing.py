@@ -11,7 +11,6 @@ import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tf2dist.cluster.spec import Task
 from tf2dist.errors import UsageError
 from tf2dist.launch.cluster_layout import Layout
 from tf2dist.system import gpu_libraries, gpus
@@ -91,7 +90,7 @@ def share_gpus(
     limit = f"--gpu_memory={memory_mib}" if memory_mib else f"{GPU_MEMORY}={environ.get(GPU_MEMORY)}"
     names = gpus.visible(environ)
     tasks = [place.task for place in layout.placed if host in (None, place.host)]
-    workers = [task for task in tasks if _computes(layout, task)]
+    workers = [task for task in tasks if layout.computes(task.job)]
     if each and each * len(workers) > len(names):
         hidden = gpus.VISIBLE in environ and not names
         mends = "without --gpus_per_worker they share" if names else _DOCTOR
@@ -137,7 +136,7 @@ def share_gpus(
         return GpuSharing(variables, f"no GPU is used: {unusable}; {_DOCTOR}", none)
     note = _note(names, used, len(workers), memory_mib) if each is None and workers else ""
     # Workers of other hosts may share a GPU, and all do without NCCL then; servers add up gradients by themselves.
-    together = per_worker * sum(_computes(layout, place.task) for place in layout.placed)
+    together = per_worker * sum(layout.computes(place.task.job) for place in layout.placed)
     with_nccl = shared_by == 1 and together > 1 and not layout.count("ps")
     if used and (failing := gpu_libraries.what_will_fail(with_nccl=with_nccl)):
         note = "; ".join(filter(None, [note, failing, _DOCTOR]))
@@ -166,11 +165,6 @@ def agreed(sharing: Mapping[str, GpuSharing]) -> dict[str, dict[str, str]]:
         if shared_by > 1 and found.get(gpus.VISIBLE, gpus.NONE) != gpus.NONE:
             found[GPUS_SHARED_BY] = str(shared_by)
     return variables
-
-
-def _computes(layout: Layout, task: Task) -> bool:
-    """Does the task compute steps? Workers do, and a chief where there are no parameter servers to coordinate."""
-    return task.job == "worker" or (task.job == "chief" and not layout.count("ps"))
 
 
 def _parts(layout: Layout, names: tuple[str, ...], workers: int) -> int:

@@ -275,8 +275,10 @@ class ProcessGroup:
         return True
 
     def _was_wrong_command(self, key: int, status: int) -> bool:
-        """Was a process called wrongly? One that is started again as it was before has met something else, as a port
-        that is still in use."""
+        """Whether a process has ended because its command is wrong.
+
+        One that was started again as it was before has met something else, such as a port that is still in use.
+        """
         return status == WRONG_COMMAND and key not in self._restarted
 
     def _goes_on_without(self, key: int, status: int) -> bool:

@@ -15,7 +15,7 @@ THREAD_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
 def thread_variables(threads: int | None, layout: Layout) -> dict[str, str]:
     """Divides the cores among the workers: with a thread a core in each of them they would wait for one another."""
     if threads is None:
-        computing = layout.count("worker") + (layout.count("chief") if not layout.count("ps") else 0)
+        computing = sum(layout.computes(task.job) for task in layout.tasks)
         threads = max(1, len(os.sched_getaffinity(0)) // max(1, computing))
     if threads < 0:
         raise UsageError(f"threads is {threads}; it must be 1 or more, or 0 to leave it to TensorFlow")

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from tf2dist.errors import Preempted, UsageError
+from tf2dist.system import program_errors
 
 # The files whose frames lie between the start of the interpreter and the program; "<string>" is Python's -c.
 _LAUNCHER_FILES = {
@@ -95,12 +96,12 @@ def run_as_main(argv: Sequence[str]) -> None:
                 code = compile(file.read(), main.__file__, "exec", dont_inherit=True)
             exec(code, main.__dict__)
     except BaseException as error:
-        session = sys.modules.get("tf2dist.runtime.session")  # the launcher itself imports no runtime
-        if session and isinstance(error, SystemExit) and error.code and not isinstance(error, Preempted):
-            session.current().fail()  # it cannot see a SystemExit
-        if session and (explained := session.current().explain(error)):
+        explainer = program_errors.explainer()
+        if explainer and isinstance(error, SystemExit) and error.code and not isinstance(error, Preempted):
+            explainer.fail()  # it cannot see a SystemExit
+        if explainer and (explained := explainer.explain(error)):
             status, line = explained
-            session.current().fail()
+            explainer.fail()
             if sys.excepthook is sys.__excepthook__:
                 print(f"{_place(error)}: {line}", file=sys.stderr)
             else:  # one of the program's own, which may report errors somewhere

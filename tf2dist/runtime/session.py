@@ -27,7 +27,7 @@ from tf2dist.runtime.process_exit import exit_now
 from tf2dist.runtime.server import fork_worker_0_server, serve_and_exit
 from tf2dist.runtime.stall_watch import StallWatch
 from tf2dist.runtime.step_report import StepReport
-from tf2dist.system import environment_variables
+from tf2dist.system import environment_variables, program_errors
 from tf2dist.system.limited_call import call_for
 
 if TYPE_CHECKING:
@@ -187,6 +187,9 @@ _step_report = StepReport()  # of the process, whatever session it has
 def current() -> Session:
     """Returns the session of this process: one without a cluster if it has joined nothing."""
     return _current
+
+
+program_errors.set_explainer(current)
 
 
 def _begin(session: Session) -> Session:

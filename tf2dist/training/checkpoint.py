@@ -319,7 +319,7 @@ class Checkpoint(keras.callbacks.Callback):
         self._state = None
 
     def _note_preemption(self) -> None:
-        """Says the same of a training that is over, whose program is not: what has stopped it holds in the next job."""
+        """Writes status "preempted" for a training that has ended, with the step at which a callback has stopped it."""
         write_status(self.directory, "preempted", stopped_at=self._stopped_at)
 
     def failed(self, seconds: float = _FAILED_SECONDS) -> None:

@@ -26,7 +26,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf2dist.compat.model import finalize_restored, has_optimizer, seed_states
-from tf2dist.errors import CheckpointError
+from tf2dist.errors import CheckpointError, first_line
 from tf2dist.system.atomic_files import flush, flush_directory
 from tf2dist.training.best_epoch import BestEpoch
 from tf2dist.training.checkpoint_compatibility import check_shapes
@@ -277,21 +277,16 @@ def _verify(model: keras.Model, path: str) -> _Whole:
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise DamagedError(f"{type(error).__name__}: {error}") from None
     except (tf.errors.DataLossError, tf.errors.NotFoundError, tf.errors.OutOfRangeError) as error:
-        raise DamagedError(_in_one_line(error)) from None
+        raise DamagedError(first_line(error)) from None
     except tf.errors.InvalidArgumentError as error:
         raise CheckpointError(_is_of_another(path, error)) from None
     except (ElsewhereError, tf.errors.PermissionDeniedError, tf.errors.ResourceExhaustedError) as error:
-        raise CheckpointError(f"{path} cannot be read: {_in_one_line(error)}") from None
+        raise CheckpointError(f"{path} cannot be read: {first_line(error)}") from None
     except OSError as error:
         if error.errno in _MAY_BE_READ_LATER:
             raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
         raise DamagedError(f"{type(error).__name__}: {error}") from None
     return _Whole(progress, seeds, shards)
-
-
-def _in_one_line(error: Exception) -> str:
-    """What was wrong, without the name of the operation that TensorFlow adds."""
-    return re.sub(r"\{\{.*?\}\} | \[Op:\w+\]", "", getattr(error, "message", str(error)).partition("\n")[0])
 
 
 def _is_of_another(path: str, error: Exception) -> str:

@@ -159,7 +159,7 @@ class _Trial:
         return [[np.array(part.numpy()) for part in parts] for _, _, parts in self._known]
 
     def _outcome(self, make_slice: Callable, before, *, first_alone: bool) -> _Outcome:
-        """Makes an update from where `before` is, but for the seeds, which go on."""
+        """Sets the variables to `before`, except random seeds, and runs one update."""
         for (path, _, parts), values in zip(self._known, before, strict=True):
             if not path.endswith(_SEED):
                 for part, value in zip(parts, values, strict=True):

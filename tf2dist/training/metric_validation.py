@@ -132,7 +132,7 @@ def check_metrics_of_custom_step(step: CustomStepWithSums | CustomTrainStep, met
 
 
 def _apart(variables: Sequence[keras.Variable], after: Callable[[list[tf.Tensor]], list[np.ndarray]]) -> set[int]:
-    """Ids of variables to which `after`, given what they hold, brings something else where they hold something else."""
+    """Returns ids of the variables whose increment, as `after` computes it, depends on their value before."""
 
     def begun(state: float) -> list[tf.Tensor]:
         # Another one in each, since the same one leaves their quotients as they are, where these are 1.
@@ -149,7 +149,7 @@ def _apart(variables: Sequence[keras.Variable], after: Callable[[list[tf.Tensor]
 
 
 def _depend_on_state(model: keras.Model, spec, metrics: Sequence[keras.metrics.Metric]) -> set[int]:
-    """Ids of variables to which a batch brings something else where they hold something else."""
+    """Returns ids of the metric variables whose increment by a batch depends on their value before."""
     variables = [v for m in metrics for v in m.variables]
     others = [v for m in all_metrics(model) if not any(m is k for k in metrics) for v in m.variables]
     x, y, weight = keras.utils.unpack_x_y_sample_weight(tf.nest.map_structure(_zeros, spec))
@@ -196,7 +196,7 @@ def check_metrics_of_slices(model: keras.Model, spec) -> None:
 
 @contextlib.contextmanager
 def _failing_alone(metrics: list[keras.metrics.Metric]) -> Iterator[None]:
-    """A metric to which made up rows make no sense does not keep others from being tried: it brings nothing."""
+    """Ignores what these metrics raise for made-up rows, so that the others are tried all the same."""
 
     def attempt(update_state: Callable, *args, **kwargs) -> None:
         with contextlib.suppress(Exception):

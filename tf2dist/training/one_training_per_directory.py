@@ -58,7 +58,7 @@ class StatusUpdates:
             self._warn_of(other)
 
     def _other_writer(self) -> str:
-        """Who has written the status since this training did; nobody, if it is still this one's."""
+        """Returns the other training that has written the status file last; "" if this one has."""
         writer = read_writer(self._directory)
         return writer if writer != self._writer else ""
 

@@ -151,7 +151,7 @@ def test_the_loss_of_another_task_says_more_than_what_tensorflow_found(main, mon
 
 
 def test_a_task_that_tensorflows_heartbeats_miss_is_named(main, monkeypatch):
-    """They may notice before its lifeline does, and before ssh does."""
+    """They may notice before its heartbeat does, and before ssh does."""
     monkeypatch.setitem(sys.modules, "tensorflow", SimpleNamespace(errors=SimpleNamespace(OpError=OpError)))
     message = (
         "Collective ops is aborted by: Error reported from /job:worker/task:1: The following tasks are unhealthy "

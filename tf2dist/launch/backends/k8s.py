@@ -142,7 +142,6 @@ class _Manifests:
         script = name.endswith(".py") or "/" in name
         self.command = ["python", *([] if script else ["-m"]), *map(_literal, program)]
         self.counts = {job: layout.count(job) for job in dict.fromkeys(task.job for task in layout.tasks)}
-        self.leader = next(iter(self.counts))
 
     def jobs(self) -> list[dict[str, object]]:
         """What runs the tasks."""
@@ -256,7 +255,7 @@ class _Manifests:
 
     def resources(self, job: str) -> dict[str, object]:
         amounts: dict[str, object] = {"cpu": self.options.cpu, "memory": self.options.memory}
-        if job == "worker" or (job == "chief" and not self.layout.count("ps")):
+        if self.layout.computes(job):
             amounts |= {"nvidia.com/gpu": self.options.gpus} if self.options.gpus else {}
         return {"requests": {k: v for k, v in amounts.items() if "/" not in k}, "limits": amounts}
 
