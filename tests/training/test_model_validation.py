@@ -12,6 +12,8 @@ from tests.conftest import ONE_QUICKLY, sampled, strategies
 from tests.models import CLASSES, FEATURES, OPTIMIZERS, ROWS, classifier, data
 
 strategy = strategies(ONE_QUICKLY)
+# Where several see a part of the data each.
+several = pytest.mark.parametrize("strategy", sampled(("mirrored", "central"), ("mirrored",)), indirect=True)
 
 
 def fit(model, **kwargs):
@@ -55,6 +57,7 @@ def compiled(strategy, **kwargs):
     return model
 
 
+@several
 def test_a_metric_that_does_not_add_up(strategy):
     with pytest.raises(ValueError, match=r"metric largest \(Largest\) does not add up"):
         fit(compiled(strategy, metrics=["accuracy", Largest()]))
@@ -103,9 +106,31 @@ def watching(strategy, metric, model_class=keras.Model, **kwargs):
         (FromTen, "it does not begin at zero"),
     ],
 )
+@several
 def test_a_metric_of_a_layer_that_does_not_add_up(strategy, metric, why):
     with pytest.raises(ValueError, match=rf"\({metric.__name__}\) does not add up: {why}"):
         fit(watching(strategy, metric, metrics=["accuracy"]))
+
+
+@pytest.mark.parametrize("metric", sampled([Largest, Latest, FromTen], [Largest], [Latest, FromTen]))
+@pytest.mark.parametrize("of_layer", [False, True])
+def test_on_one_device_metrics_need_not_add_up(tf, metric, of_layer):
+    def made():
+        keras.utils.set_random_seed(3)
+        if of_layer:
+            return watching(one, metric, metrics=["accuracy"])
+        return compiled(one, metrics=["accuracy", metric()])
+
+    one, (x, y) = tf2dist.make_strategy("one"), data()
+    model, theirs = made(), made()
+    options = {"epochs": 2, "batch_size": 10, "shuffle": False, "verbose": 0, "validation_data": (x[:7], y[:7])}
+    expected = theirs.fit(x, y, **options).history
+    found = tf2dist.fit(model, x, y, steps_per_execution=4, **options).history
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-5, err_msg=name)
+    evaluated, expected = (f(x, y, verbose=0) for f in (tf2dist.bind(model).evaluate, theirs.evaluate))
+    np.testing.assert_allclose(evaluated, expected, rtol=1e-5)
 
 
 def test_a_metric_of_a_layer_that_adds_up(strategy):
@@ -125,6 +150,7 @@ class MeasuresInItsLoss(keras.Model):
         return super().compute_loss(x, y, y_pred, sample_weight, training=training)
 
 
+@several
 def test_a_metric_of_a_loss_that_does_not_add_up(strategy):
     with pytest.raises(ValueError, match=r"metric largest \(Largest\) does not add up"):
         fit(watching(strategy, Rows, MeasuresInItsLoss))
@@ -164,6 +190,7 @@ def test_a_metric_with_several_results(strategy):
     assert [found[1], *found[3:]] == [expected[1], *expected[3:]] == [103, 51.5]  # between them the accuracy
 
 
+@several
 def test_a_metric_that_begins_elsewhere(strategy):
     class Offset(Rows):
         def reset_state(self):

@@ -14,6 +14,7 @@ import tensorflow as tf
 from tf2dist.compat import model as keras_model
 from tf2dist.compat.atomic_counter import add_atomically, count_atomically
 from tf2dist.compat.stateless_scope import compute_output_spec
+from tf2dist.errors import UsageError
 from tf2dist.execution.custom_step_with_sums import CustomStepWithSums
 from tf2dist.execution.custom_train_step import CustomTrainStep
 from tf2dist.execution.keras_train_step import KerasTrainStep
@@ -114,10 +115,25 @@ class PreparedModel:
         if own and custom and several:
             custom_step_trial.check(custom, step, spec)
         if not own and step != "predict_step":
-            metric_validation.check_metrics(self.model, spec)
+            self._check_metrics(step, batch, spec)
             if loss_validation.slices_of_update(self.strategy, self.options) > 1:
                 metric_validation.check_metrics_of_slices(self.model, spec)
         self._checked.append((step, spec))
+
+    def _check_metrics(self, step: str, batch, spec) -> None:
+        """Raises ValueError for metrics whose states do not add up, where several replicas or workers update them.
+
+        On one device Keras's own steps, which update metrics in their variables, run as if they were the user's.
+        """
+        try:
+            metric_validation.check_metrics(self.model, spec)
+        except UsageError:
+            several = self.strategy.num_replicas_in_sync > 1
+            if several or isinstance(self.strategy, model_validation.VARIABLES_ELSEWHERE):
+                raise
+            with self.strategy.scope():
+                self._custom_steps.setdefault(step, CustomTrainStep(self.model)).build(step, batch)
+            vars(self).pop("train_function", None)  # of Keras's step, on data for which the metrics showed nothing
 
     def train_step(self, data: DataAdapter, step: str = "train_step") -> TrainStep:
         """The model's train step, after building the model for this data; `step` as for `build`."""
