@@ -1,6 +1,6 @@
-"""Every touch of private parts of TensorFlow and Keras: one file a workaround, with its upstream thread.
+"""Every touch of private parts of TensorFlow and Keras: workarounds, and accessors for what has no public name.
 
-Where the fault can be shown, a test in tests/compat fails when upstream has mended it. A patch of Keras holds only
+A file for each workaround, with its upstream source or thread. Where the fault can be shown, a test in tests/compat fails when upstream has mended it. A patch of Keras holds only
 while a step of ours is traced or run, and only for as long as the last of several such steps: a `keras.Model.fit`
 beside `tf2dist.fit` runs unchanged. What a coordinator of parameter servers calls is replaced for the rest of its
 process, from `make_strategy("ps")` on (`cancellation_per_thread`, `eager_operations`, `executor_per_thread`,
