@@ -27,7 +27,7 @@ from tests.custom_step_cases import (
     x,
 )
 from tests.models import ROWS
-from tf2dist.errors import TrainingError
+from tf2dist.errors import TrainingError, UsageError
 
 QUICK = (("average loss", 2),)
 LIKE_OTHERS = [
@@ -542,6 +542,22 @@ def test_what_cannot_be_had_from_metrics_of_single_steps_is_refused(tf, kind, re
         model = one_layer(kind)()
     with pytest.raises(error, match=why):
         tf2dist.fit(model, batches((x, pair[1])))
+
+
+class ReturnsNothing(OwnUpdate):
+    def train_step(self, data):
+        super().train_step(data)
+
+
+@pytest.mark.parametrize("strategy", sampled(("one", "mirrored", "central"), ("one",), ("mirrored", "central")))
+def test_a_step_that_returns_no_dict(tf, strategy):
+    with tf2dist.make_strategy(strategy, **({"replicas": 2} if strategy != "one" else {})).scope():
+        model = one_layer(ReturnsNothing)()
+    before = [w.numpy() for w in model.weights]
+    with pytest.raises(UsageError, match="^train_step of ReturnsNothing must return a dict, found None$"):
+        tf2dist.fit(model, batches((x, pair[1])))
+    for a, b in zip(model.weights, before, strict=False):  # the step itself may have made more
+        np.testing.assert_array_equal(a.numpy(), b)
 
 
 class LossOfEach(OwnUpdate):
