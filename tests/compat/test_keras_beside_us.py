@@ -64,7 +64,8 @@ def test_importing_us_changes_no_function_of_keras_or_tensorflow(report):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_training_with_us_changes_no_function_of_keras_or_tensorflow(report):
-    assert report["fitted"] == []
+    """But how AutoGraph loads the code that it generates, from `make_strategy` on."""
+    assert report["fitted"] == ["tensorflow.python.autograph.pyct.loader.load_source"]
 
 
 @pytest.mark.slow

@@ -286,6 +286,9 @@ def main(options: list[str]) -> None:
     for name, _ in modules("tf2dist"):
         importlib.import_module(name)
     imported = changed(known)
+    import tf2dist
+
+    tf2dist.make_strategy("one")
     applied: set[object] = set()
     with observed(applied):
         trained = {option: {"before": before[option], **beside(option, strategy)} for option in options}

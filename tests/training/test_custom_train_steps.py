@@ -554,7 +554,7 @@ def test_a_step_that_returns_no_dict(tf, strategy):
     with tf2dist.make_strategy(strategy, **({"replicas": 2} if strategy != "one" else {})).scope():
         model = one_layer(ReturnsNothing)()
     before = [w.numpy() for w in model.weights]
-    with pytest.raises(UsageError, match="^train_step of ReturnsNothing must return a dict, found None$"):
+    with pytest.raises(UsageError, match=r"^train_step of ReturnsNothing must return a dict, found None$"):
         tf2dist.fit(model, batches((x, pair[1])))
     for a, b in zip(model.weights, before, strict=False):  # the step itself may have made more
         np.testing.assert_array_equal(a.numpy(), b)
