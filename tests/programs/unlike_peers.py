@@ -21,6 +21,7 @@ with strategy.scope():
 CALLS = {
     "fit": lambda: tf2dist.fit(model, x[:fewer], y[:fewer], batch_size=16),
     "epochs": lambda: tf2dist.fit(model, x, y, batch_size=16, epochs=1 + index),
+    "seed": lambda: tf2dist.fit(model, x, y, batch_size=16, seed=index),
     "validation": lambda: tf2dist.fit(model, x, y, batch_size=16, validation_data=(x[:fewer], y[:fewer])),
     "evaluate": lambda: tf2dist.evaluate(model, x, y, 16, steps=1 + index),
     "predict": lambda: tf2dist.predict(model, x[:fewer], 16),

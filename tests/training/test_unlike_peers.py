@@ -8,6 +8,7 @@ SAID = [
     "fit: fit needs the same steps_per_epoch in all peers of a job, found 7 in worker 0, 4 in worker 1; give all of "
     "them as much data and the same arguments",
     "epochs: fit needs the same epochs in all peers of a job, found 1 in worker 0, 2 in worker 1; give",
+    "seed: fit needs the same seed in all peers of a job, found 0 in worker 0, 1 in worker 1; give",
     "validation: fit needs the same validation_steps in all peers of a job, found 7 in worker 0, 4 in worker 1; give",
     "evaluate: evaluate needs the same steps in all peers of a job, found 1 in worker 0, 2 in worker 1; give",
     "predict: predict needs the same steps in all peers of a job, found 7 in worker 0, 4 in worker 1; give",

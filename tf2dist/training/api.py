@@ -29,6 +29,7 @@ from tf2dist.training.callbacks import act_on_validation, as_list, includes, mak
 from tf2dist.training.checkpoint import Checkpoint
 from tf2dist.training.fit_loop import TrainingLoop
 from tf2dist.training.prepared_model import PreparedModel, prepare
+from tf2dist.training.shuffle_seed import count_training, default_seed
 
 _log = logging.getLogger("tf2dist")
 
@@ -68,7 +69,7 @@ def fit(
     validation_batch_size: int | None = None,
     validation_freq: int | Sequence[int] = 1,
     *,
-    seed: int = 0,
+    seed: int | None = None,
     steps_per_execution: int | None = None,
     parameter_server: ParameterServer | None = None,
 ) -> keras.callbacks.History:
@@ -90,7 +91,8 @@ def fit(
         unless their options set `autotune.enabled = True` (see `tf2dist.input.without_autotune`).
       batch_size, shuffle, seed: for arrays: the examples in a global batch (if not given, as many as make
         `steps_per_epoch` batches of a pass, else 32), a new order for each pass, and what the orders follow from: two
-        calls with the same seed read the same orders. The last two are for the batches of a `PyDataset`, too.
+        calls with the same seed read the same orders. If none is given, each training of the model reads others, the
+        same ones whenever the program runs. The last two are for the batches of a `PyDataset`, too.
       epochs: the number of the epoch after the last one, as in Keras.
       verbose: 0, 1, 2 or "auto": Keras's progress bar, "auto" on a terminal only.
       callbacks: one or many of Keras, and `tf2dist.Checkpoint`, which goes on where an earlier call was killed. Hooks
@@ -128,6 +130,7 @@ def fit(
     data = as_data(x, y, sample_weight)
     if validation_split and validation_data is None:
         data, validation_data = split_rows(data, validation_split)
+    seed = default_seed(model, initial_epoch) if seed is None else seed
     adapter = make_data_adapter(
         data, batch_size=batch_size, shuffle=shuffle, seed=seed, class_weight=class_weight,
         steps=steps_per_epoch if takes_batch_size(data) else None,
@@ -148,7 +151,8 @@ def fit(
     prepared = _prepare(model, parameter_server or ParameterServer())
     _check_same_for_peers(
         prepared, "fit", steps_per_epoch=epoch_steps, epochs=epochs, initial_epoch=initial_epoch,
-        steps_per_execution=steps_per_execution, validation_steps=None if validation is None else validation.steps,
+        seed=seed, steps_per_execution=steps_per_execution,
+        validation_steps=None if validation is None else validation.steps,
     )  # fmt: skip
     prepared.build(adapter)
     if validation is not None and overridden_step(model):
@@ -201,6 +205,7 @@ def fit(
         raise
     if saves:
         preemption.end_if_requested()  # it was asked to stop after the last step
+    count_training(model, initial_epoch)
     return history
 
 
