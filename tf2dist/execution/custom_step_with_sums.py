@@ -25,9 +25,6 @@ class CustomStepWithSums:
 
     The sums are the loss and the logs of the last step, a list of f32, the mean over the replicas, each by its slice's
     weight; then each metric variable in the model's order, of which the sum over steps and replicas counts.
-
-    Attributes:
-      optimizers: that the step applies gradients with.
     """
 
     sums_make_logs = True
@@ -65,6 +62,11 @@ class CustomStepWithSums:
     def is_last_value(self, name: str) -> bool:
         """Whether this log is a value of the last batch rather than a metric's result."""
         return not self._logs_are_metrics and name not in self._metric_results
+
+    @property
+    def as_gradient_step(self) -> None:
+        """See `TrainStep`. The step applies its gradients itself."""
+        return None
 
     @property
     def log_names(self) -> list[str]:

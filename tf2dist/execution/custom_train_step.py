@@ -29,6 +29,7 @@ class CustomTrainStep:
 
     def __init__(self, model: keras.Model):
         self.model = model
+        self.optimizers: list[keras.optimizers.Optimizer] = []
         self._log_names: list[str] = []
         self._metric_results: dict[str, Callable] = {}  # for logs that are a metric's result, by whatever name
 
@@ -49,6 +50,7 @@ class CustomTrainStep:
         check_log_shapes(self.model, method, logs, join=self.model.distribute_strategy.num_replicas_in_sync > 1)
         self._log_names = list(logs)
         self._metric_results |= traced.results
+        self.optimizers = traced.optimizers
 
     def reset(self) -> None:
         """Resets the model's metrics."""
@@ -81,6 +83,11 @@ class CustomTrainStep:
         """Whether this log is a value of the last batch rather than a metric's result."""
         is_results = set(self._log_names) == set(self.model.get_metrics_result())
         return not is_results and name not in self._metric_results
+
+    @property
+    def as_gradient_step(self) -> None:
+        """See `TrainStep`. The step applies its gradients itself."""
+        return None
 
     @property
     def log_names(self) -> list[str]:

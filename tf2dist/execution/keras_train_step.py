@@ -17,6 +17,7 @@ from tf2dist.compat.stateless_scope import OverlayScope, in_stateless_scope
 from tf2dist.execution.flat_logs import as_logs
 from tf2dist.execution.loss_fractions import Fraction, added, quotients, scaled
 from tf2dist.execution.metric_variables import set_variables
+from tf2dist.execution.train_step_interface import GradientStep
 
 
 class _Forward(NamedTuple):
@@ -40,10 +41,7 @@ class _Forward(NamedTuple):
 
 
 class KerasTrainStep:
-    """The steps of a model with Keras's own `train_step`, compiled and built. A `TrainStep`.
-
-    Its gradients can also be computed in several places (`fractions`), and joined (`join`) and applied (`apply`) in
-    another.
+    """The steps of a model with Keras's own `train_step`, compiled and built. A `GradientStep`.
 
     Metric sums come from `keras.metrics.Metric.stateless_update_state`, starting from zeros; that holds for every
     metric whose state adds up. They are a flat list: the loss times its examples f32[], the examples f32[], then each
@@ -55,6 +53,7 @@ class KerasTrainStep:
 
     def __init__(self, model: keras.Model):
         self.model = model
+        self.optimizers: list[keras.optimizers.Optimizer] = [model.optimizer]
         # Losses that layers add which are sums over examples, by layer and number; whoever tries the model finds out.
         self.summed_layer_losses: set[layer_losses.Key] = set()
         # Metrics that are updated while the model and its loss are computed: the losses of several outputs, and
@@ -70,6 +69,11 @@ class KerasTrainStep:
         differentiate = functools.partial(self._fractions, exchanges=not jit)
         self._differentiate = tf.function(differentiate, jit_compile=True, autograph=False) if jit else differentiate
 
+    @property
+    def as_gradient_step(self) -> GradientStep:
+        """See `TrainStep`."""
+        return self
+
     def reset(self) -> None:
         """Nothing to do: sums are kept by those who add them up."""
 
@@ -84,17 +88,11 @@ class KerasTrainStep:
         return sums
 
     def apply(self, gradients: Sequence) -> None:
-        """Makes one update with the sum of all replicas' gradients, one a trainable variable."""
+        """See `GradientStep`."""
         global_batch_gradients.apply_gradients(self.model.optimizer, gradients, self.model.trainable_variables)
 
     def gradients(self, batch, slice_weight) -> tuple[list, list[tf.Tensor]]:
-        """The gradients of this slice's contribution to the global batch's loss, and the slice's metric sums.
-
-        Arguments as for `update`. The replicas may exchange sums.
-
-        Returns:
-          A tensor, `tf.IndexedSlices` or None for each trainable variable; sums as of `update`.
-        """
+        """See `GradientStep`."""
         fractions, sums = self._differentiate(batch, slice_weight)
         first, *others = fractions  # the denominators of the first, the slices' weights, add up to 1
         values, gradients = first.values, first.gradients
@@ -105,17 +103,11 @@ class KerasTrainStep:
         return gradients, self._with_losses(sums, values, _global_batch_size(sums[1], slice_weight))
 
     def fractions(self, batch, slice_weight) -> tuple[list[Fraction], list[tf.Tensor]]:
-        """What a slice whose worker exchanges nothing with others contributes to the gradients and metric sums.
-
-        Arguments as for `update`. The sums lack what is made of losses; `join` puts it in.
-        """
+        """See `GradientStep`."""
         return self._fractions(batch, slice_weight, exchanges=False)
 
     def join(self, slices: Sequence[tuple[list[Fraction], list[tf.Tensor]]]) -> tuple[list, list[tf.Tensor]]:
-        """The gradients and metric sums of a global batch from the `fractions` of its slices.
-
-        Slices may be missing: the loss is then the mean over those that are there.
-        """
+        """See `GradientStep`."""
         sums = [tf.add_n(ts) for ts in zip(*[sums for _, sums in slices], strict=True)]
         gradients, values = self._join_parts([fractions for fractions, _ in slices])
         return gradients, self._with_losses(sums, values, sums[1])

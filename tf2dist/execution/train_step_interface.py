@@ -1,4 +1,4 @@
-"""The interface between a model and those who run its steps."""
+"""The interfaces between a model and those who run its steps."""
 
 from __future__ import annotations
 
@@ -9,17 +9,32 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf2dist.execution.loss_fractions import Fraction
+
 
 class TrainStep(Protocol):
-    """A compiled model as pure step functions: what one replica does with its slice of a global batch.
+    """A compiled model as step functions: what one replica does with its slice of a global batch.
 
-    A step knows no strategy. It does not update metrics in place: it returns *metric sums*, a flat list of tensors
-    that whoever runs the steps adds up over steps, replicas, workers and retries, so that no count is lost.
+    A step returns *metric sums*, a flat list of tensors that whoever runs the steps adds up over steps, replicas,
+    workers and retries, so that no count is lost. Only where `sums_make_logs` is false does it update the metrics in
+    their variables, as Keras does; such a step runs on replicas in lockstep alone.
+
+    Attributes:
+      model: whose steps these are.
+      optimizers: with which an update applies gradients.
+      sums_make_logs: are logs made of the sums alone, so that another process can make them?
+      in_order: are some of the sums those of the last step, so that results are to be added in order?
     """
 
     model: keras.Model
-    sums_make_logs: bool  # are logs made of the sums alone, so that another process can make them?
-    in_order: bool  # are some of the sums those of the last step, so that results are to be added in order?
+    optimizers: list[keras.optimizers.Optimizer]
+    sums_make_logs: bool
+    in_order: bool
+
+    @property
+    def as_gradient_step(self) -> GradientStep | None:
+        """This step, if its gradients can be computed in one place and applied in another; None if not."""
+        ...
 
     def reset(self) -> None:
         """Starts a new epoch or evaluation."""
@@ -56,4 +71,36 @@ class TrainStep(Protocol):
 
     def logs(self, sums: Sequence[np.ndarray]) -> dict[str, Any]:
         """What `keras.Model.fit` would log for these sums: the loss, then the metrics by name."""
+        ...
+
+
+class GradientStep(TrainStep, Protocol):
+    """A step whose updates can be made in parts: gradients in one place or several, which are applied in another."""
+
+    def gradients(self, batch: Any, slice_weight: tf.Tensor | None) -> tuple[list, list[tf.Tensor]]:
+        """The gradients of this slice's contribution to the global batch's loss, and the slice's metric sums.
+
+        Arguments as for `update`. The replicas may exchange sums.
+
+        Returns:
+          A tensor, `tf.IndexedSlices` or None for each trainable variable; sums as of `update`.
+        """
+        ...
+
+    def fractions(self, batch: Any, slice_weight: tf.Tensor | None) -> tuple[list[Fraction], list[tf.Tensor]]:
+        """What a slice whose worker exchanges nothing with others contributes to the gradients and metric sums.
+
+        Arguments as for `update`. The sums lack what is made of losses; `join` puts it in.
+        """
+        ...
+
+    def join(self, slices: Sequence[tuple[list[Fraction], list[tf.Tensor]]]) -> tuple[list, list[tf.Tensor]]:
+        """The gradients and metric sums of a global batch from the `fractions` of its slices.
+
+        Slices may be missing: the loss is then the mean over those that are there.
+        """
+        ...
+
+    def apply(self, gradients: Sequence) -> None:
+        """Makes one update with the sum of all replicas' gradients, one a trainable variable."""
         ...

@@ -14,9 +14,7 @@ import tensorflow as tf
 
 from tf2dist.compat.optimizers import update_counters
 from tf2dist.errors import UsageError
-from tf2dist.execution.custom_step_with_sums import CustomStepWithSums
 from tf2dist.execution.dispatcher_interface import ExecutionResult
-from tf2dist.execution.keras_train_step import KerasTrainStep
 from tf2dist.execution.predict_step import PredictStep
 from tf2dist.execution.train_step_interface import TrainStep
 from tf2dist.input.batch_slicing import one_slice_an_element
@@ -84,9 +82,8 @@ class AsynchronousDispatcher:
 
     def compile(self, step: TrainStep) -> ExecutionFunctions:
         """See `Dispatcher`."""
-        assert isinstance(step, KerasTrainStep | CustomStepWithSums)
         # A step of the user's own may make no update, or several, by several optimizers.
-        self._updates.follow(update_counters(step.model.optimizer) if isinstance(step, KerasTrainStep) else ())
+        self._updates.follow(update_counters(step.model.optimizer) if step.as_gradient_step else ())
         self._timeout = ExecutionTimeout()
         return ExecutionFunctions(self._pool, self._tokens, self._updates, step, self._options.local_steps)
 

@@ -9,8 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf2dist.compat.strategy_internals import as_single_replica
-from tf2dist.execution.custom_step_with_sums import CustomStepWithSums
-from tf2dist.execution.keras_train_step import KerasTrainStep
+from tf2dist.execution.train_step_interface import GradientStep, TrainStep
 from tf2dist.input.batch_groups import group_signature, single_batches
 from tf2dist.input.data_adapter import BatchMaker
 from tf2dist.parameter_server import worker_metric_sums
@@ -42,7 +41,7 @@ class ExecutionFunctions:
         pool: WorkerPool,
         tokens: FencingTokens,
         updates: UpdateCounter,
-        step: KerasTrainStep | CustomStepWithSums,
+        step: TrainStep,
         local_steps: int,
     ):
         self._pool, self._tokens, self._step, self._local_steps = pool, tokens, step, local_steps
@@ -88,7 +87,7 @@ class ExecutionFunctions:
     def _make_run(self) -> Callable[[WorkerBatches, tf.Tensor, tf.Tensor], list[tf.Tensor]]:
         """What an execution does, given its batches, its token and its limit."""
         local_steps, step = self._local_steps, self._step
-        take_steps = self._take_local_steps() if local_steps > 1 else self._take_one_step()
+        take_steps = self._take_steps(step.as_gradient_step)
 
         def run(batches, token, limit):
             # The loop exchanges with the servers only what it must: each tensor that goes there or comes from there,
@@ -130,11 +129,16 @@ class ExecutionFunctions:
 
         return run
 
-    def _take_one_step(self) -> Callable:
-        """A function that makes one update on the servers' variables; returns its metric sums, and what is ahead."""
-        step, strategy, together = self._step, self._pool.strategy, not self._pool.slices.single  # several replicas
-        if isinstance(step, CustomStepWithSums):
-            return self._take_custom_step(step)
+    def _take_steps(self, step: GradientStep | None) -> Callable:
+        """A function that makes updates of the servers' variables; returns their metric sums, and what is ahead."""
+        if step is None:  # it applies its gradients itself
+            return self._take_custom_step(self._step)
+        # With local steps, up to so many on a copy of the weights.
+        return LocalSgd(step, self._updates).run_round if self._local_steps > 1 else self._take_one_step(step)
+
+    def _take_one_step(self, step: GradientStep) -> Callable:
+        """As `_take_steps`, one update."""
+        strategy, together = self._pool.strategy, not self._pool.slices.single  # several replicas
         own = WorkerStep(step, self._updates)
 
         def take(batches, ahead, number, n, end, held):
@@ -151,8 +155,8 @@ class ExecutionFunctions:
 
         return take
 
-    def _take_custom_step(self, step: CustomStepWithSums) -> Callable:
-        """As `_take_one_step`; what the user's own step applies, it applies to each variable alone."""
+    def _take_custom_step(self, step: TrainStep) -> Callable:
+        """As `_take_steps`, one step; what the user's own step applies, it applies to each variable alone."""
         strategy = self._pool.strategy
 
         def update(batch):
@@ -183,11 +187,6 @@ class ExecutionFunctions:
         if isinstance(element[1], tf.Tensor):  # tf.distribute's iterator has handed each its own, with its weight
             return element
         return element[tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)]
-
-    def _take_local_steps(self) -> Callable:
-        """As `_take_one_step`, up to `local_steps` updates on a copy of the weights."""
-        assert isinstance(self._step, KerasTrainStep)
-        return LocalSgd(self._step, self._updates).run_round
 
 
 def _unroll_factor(step, ahead) -> int:

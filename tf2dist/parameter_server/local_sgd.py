@@ -10,7 +10,7 @@ import tensorflow as tf
 from tf2dist.compat.optimizers import learning_rate_variables, wrapped_counters
 from tf2dist.compat.stateless_optimizer import on_tensors
 from tf2dist.compat.stateless_scope import OverlayScope
-from tf2dist.execution.keras_train_step import KerasTrainStep
+from tf2dist.execution.train_step_interface import GradientStep
 from tf2dist.parameter_server import worker_metric_sums
 from tf2dist.parameter_server.fencing_tokens import HeldToken
 from tf2dist.parameter_server.fused_transfer import LOCAL_STEPS_LIMIT, FusedTransfer
@@ -31,7 +31,7 @@ class LocalSgd:
       counter: counts them.
     """
 
-    def __init__(self, step: KerasTrainStep, counter: UpdateCounter):
+    def __init__(self, step: GradientStep, counter: UpdateCounter):
         model, self._step, self._counter = step.model, step, counter
         self._weights = model.trainable_variables
         rates = learning_rate_variables(model.optimizer)  # callbacks set them; a worker only reads them

@@ -18,7 +18,6 @@ import tensorflow as tf
 
 from tf2dist.errors import UsageError
 from tf2dist.execution.dispatcher_interface import ExecutionResult
-from tf2dist.execution.keras_train_step import KerasTrainStep
 from tf2dist.execution.predict_step import PredictStep
 from tf2dist.execution.train_step_interface import TrainStep
 from tf2dist.input.batch_groups import single_batches
@@ -106,8 +105,9 @@ class SynchronousDispatcher:
 
     def compile(self, step: TrainStep) -> _UpdatesBySpec:
         """See `Dispatcher`."""
-        assert isinstance(step, KerasTrainStep)  # model_validation refuses models with steps of their own
-        return _UpdatesBySpec(lambda: SynchronousUpdate(self._pool, step, self._updates, self._needed))
+        gradient_step = step.as_gradient_step
+        assert gradient_step is not None  # model_validation refuses models with steps of their own
+        return _UpdatesBySpec(lambda: SynchronousUpdate(self._pool, gradient_step, self._updates, self._needed))
 
     def open_stream(self, data: DataAdapter, start: int, stop: int | None = None) -> _Stream:
         """See `Dispatcher`. Worker w of n reads every n-th of the slices of which updates are made.

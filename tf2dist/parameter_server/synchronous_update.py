@@ -19,8 +19,8 @@ import tensorflow as tf
 
 from tf2dist.compat.model import layers_of
 from tf2dist.compat.stateless_scope import OverlayScope
-from tf2dist.execution.keras_train_step import KerasTrainStep
 from tf2dist.execution.loss_fractions import Fraction
+from tf2dist.execution.train_step_interface import GradientStep
 from tf2dist.input.dataset_adapter import slice_of
 from tf2dist.layers.sharded_embedding import ShardedEmbedding
 from tf2dist.parameter_server import worker_metric_sums
@@ -44,7 +44,7 @@ class SynchronousUpdate:
       needed: gradients that make up an update.
     """
 
-    def __init__(self, pool: WorkerPool, step: KerasTrainStep, counter: UpdateCounter, needed: int):
+    def __init__(self, pool: WorkerPool, step: GradientStep, counter: UpdateCounter, needed: int):
         self._strategy, self._step, self._needed = pool.strategy, step, needed
         self._model, self._workers = step.model, pool.count
         self._counter = counter

@@ -10,8 +10,8 @@ import tensorflow as tf
 from tf2dist.compat.model import layers_of
 from tf2dist.compat.optimizers import overwrites_with_gradient
 from tf2dist.compat.stateless_scope import OverlayScope
-from tf2dist.execution.keras_train_step import KerasTrainStep
 from tf2dist.execution.loss_fractions import scaled
+from tf2dist.execution.train_step_interface import GradientStep
 from tf2dist.layers.sharded_embedding import ShardedEmbedding
 from tf2dist.parameter_server.fencing_tokens import HeldToken
 from tf2dist.parameter_server.fused_transfer import WORKER_STEP_LIMIT, FusedTransfer, nbytes
@@ -20,14 +20,14 @@ from tf2dist.parameter_server.variable_mutex import one_update_at_a_time
 
 
 class WorkerStep:
-    """Makes one update, as `KerasTrainStep.update` does on one replica; small weights, and gradients, travel together.
+    """Makes one update, as `TrainStep.update` does on one replica; small weights, and gradients, travel together.
 
     Args:
       step: whose updates.
       counter: counts them.
     """
 
-    def __init__(self, step: KerasTrainStep, counter: UpdateCounter):
+    def __init__(self, step: GradientStep, counter: UpdateCounter):
         self._step, self._model, self._counter = step, step.model, counter
         weights = self._model.trainable_variables
         # Of a table that is looked up, a few rows are read and written where it is.
