@@ -170,8 +170,8 @@ class Kubernetes:
         known = "".join(f"{hosts.addresses[pod.host]} {' '.join(pod.names)}\n" for pod in self.pods)
         (hosts.directory / "names").write_text(f"127.0.0.1 localhost\n{known}")
         [main] = [d["spec"] for d in documents if d["kind"] in ("JobSet", "TFJob")] or [{}]
-        self.limits = {d["metadata"]["name"]: d["spec"]["backoffLimit"] for d in documents if d["kind"] == "Job"}
-        for pod in self.pods:
+        self.limits = {job: spec["backoffLimit"] for job, spec in _jobs_of(documents)}
+        for pod in self.pods:  # of a TFJob, where a pod may also be one that is never started again
             self.limits.setdefault(pod.job, main.get("runPolicy", {}).get("backoffLimit", 0))
         self.whole = main.get("failurePolicy", {}).get("maxRestarts")  # restarts that are left; None without a JobSet
         self.clean = main.get("runPolicy", {}).get("cleanPodPolicy")
@@ -288,7 +288,9 @@ class Kubernetes:
         if action == "FailJob" and self.restarts_uncounted:
             self.whole += 1
         self.failures[pod.job] += 1
-        if self.failures[pod.job] <= self.limits[pod.job]:
+        replaced = action != "FailJob"
+        replaced &= self.clean is None or pod.spec["restartPolicy"] != "Never"
+        if replaced and self.failures[pod.job] <= self.limits[pod.job]:
             self._start(pod)
             return
         for other in self.pods:

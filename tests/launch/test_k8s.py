@@ -208,6 +208,32 @@ def test_a_pod_that_was_preempted_is_no_failure():
     assert job["spec"]["template"]["spec"]["restartPolicy"] == "OnFailure"
 
 
+@pytest.mark.parametrize(
+    ("layout", "limits"),
+    [
+        (("--ps=1", "--workers=2"), {"chief": 0, "worker": 3, "ps": 0}),
+        (("--ps=1", "--workers=2", "--max_restarts=0"), {"chief": 0, "worker": 0, "ps": 0}),
+        (("--ps=1", "--workers=2", "--max_restarts=5"), {"chief": 0, "worker": 5, "ps": 0}),
+        (("--ps=1", "--workers=2", "--no-chief"), {"worker": 0, "ps": 0}),  # worker 0 leads
+        (("--workers=2", "--max_restarts=5"), {"worker": 0}),
+    ],
+)
+def test_workers_under_parameter_servers_are_started_again_in_their_place(layout, limits):
+    [_, jobset] = manifests(*layout)
+    jobs = jobset["spec"]["replicatedJobs"]
+    assert {job["name"]: job["template"]["spec"]["backoffLimit"] for job in jobs} == limits
+    if "--max_restarts=5" in layout:
+        return  # all tasks of the other kinds are started again
+    jobs = [found for found in manifests("--kind=job", *layout) if found["kind"] == "Job"]
+    found = {job["metadata"]["name"].partition("-")[2]: job["spec"]["backoffLimit"] for job in jobs}
+    assert found == limits
+    [_, tfjob] = manifests("--kind=tfjob", *layout)
+    replicas = tfjob["spec"]["tfReplicaSpecs"]
+    found = {name.lower() for name, replica in replicas.items() if replica["restartPolicy"] == "OnFailure"}
+    assert found == {name for name, limit in limits.items() if limit}
+    assert tfjob["spec"]["runPolicy"]["backoffLimit"] == max(limits.values())
+
+
 def test_a_task_has_as_many_threads_as_cores():
     [pod] = pods_of(manifests("--workers=1", "--cpu=2500m", "--env=OMP_NUM_THREADS=1"))
     assert (pod.env()["TF_NUM_INTRAOP_THREADS"], pod.env()["OMP_NUM_THREADS"]) == ("3", "1")

@@ -109,8 +109,12 @@ def test_a_pod_that_is_to_end_has_the_job_saved_and_started_again(apply, tmp_pat
     assert json.loads((tmp_path / "claim" / "report.json").read_text())["steps"] == 60 * 12
 
 
-def test_a_worker_is_started_again_in_its_place(apply):
-    job = apply(["--kind=job", "--ps=1", "--workers=2", "--max_restarts=1"], (*MNIST, "--epochs=100000"))
+@pytest.mark.parametrize(
+    "options",
+    sampled(["--kind=jobset", "--kind=job", "--kind=tfjob", "--kind=job --max_restarts=1"], (), ("--kind=jobset",)),
+)
+def test_a_worker_is_started_again_in_its_place(apply, options):
+    job = apply([*options.split(), "--ps=1", "--workers=2"], (*MNIST, "--epochs=100000"))
     chief, worker = job.pods[:2]
     job.finish(until=lambda: "epoch 2/" in job.log(chief))
     job.kill(worker)
@@ -121,7 +125,8 @@ def test_a_worker_is_started_again_in_its_place(apply):
 @pytest.mark.parametrize("kind", sampled(["job", "jobset", "tfjob"], (), ("job",)))
 def test_a_job_fails_as_a_whole(apply, kind):
     job = apply(
-        [f"--kind={kind}", "--ps=1", "--workers=1", "--env=TF2DIST_WORKERS_GRACE=5"], (*MNIST, "--epochs=100000")
+        [f"--kind={kind}", "--ps=1", "--workers=1", "--max_restarts=0", "--env=TF2DIST_WORKERS_GRACE=5"],
+        (*MNIST, "--epochs=100000"),
     )
     chief, worker, server = job.pods
     job.finish(until=lambda: "epoch 2/" in job.log(chief))

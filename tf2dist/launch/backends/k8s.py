@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
+from tf2dist.cluster.loss_policy import WORKER_RESTARTS
 from tf2dist.errors import START_AGAIN, UsageError
 from tf2dist.launch import cluster_layout
 from tf2dist.launch.backend import Backend
@@ -52,7 +53,11 @@ class K8sBackend:
             "--claim", metavar="NAME", help="a volume claim for checkpoints, mounted at /data in every task"
         )
         group.add_argument(
-            "--max_restarts", type=int, default=0, metavar="N", help="of the job when it has failed (default: 0)"
+            "--max_restarts",
+            type=int,
+            metavar="N",
+            help="of the job when it has failed, and of workers in their place under parameter servers (default: 0, "
+            f"and {WORKER_RESTARTS} of workers)",
         )
         group.add_argument(
             "--grace",
@@ -113,7 +118,7 @@ def _check(options: argparse.Namespace) -> None:
     if (size := float(found[1]) * (1024 if unit.endswith("i") else 1000) ** power) < _LEAST:
         raise UsageError(f"--memory={options.memory} is {size:.0f} bytes, too few for a task; it is written as 4Gi")
     for name in ("gpus", "max_restarts", "grace"):
-        if not 0 <= getattr(options, name) <= _MOST:
+        if not 0 <= (getattr(options, name) or 0) <= _MOST:
             raise UsageError(f"--{name}={getattr(options, name)} must be from 0 to {_MOST}")
     for text in options.env:
         if not re.fullmatch(r"(?!TF_CONFIG=|TASK_INDEX=)[A-Za-z_][A-Za-z0-9_.-]*=.*", text, re.DOTALL):
@@ -142,6 +147,7 @@ class _Manifests:
         script = name.endswith(".py") or "/" in name
         self.command = ["python", *([] if script else ["-m"]), *map(_literal, program)]
         self.counts = {job: layout.count(job) for job in dict.fromkeys(task.job for task in layout.tasks)}
+        self.max_restarts: int = options.max_restarts or 0
 
     def jobs(self) -> list[dict[str, object]]:
         """What runs the tasks."""
@@ -162,7 +168,7 @@ class _Manifests:
             # The one that leads ends last but for servers, which may take a little longer.
             "successPolicy": {"operator": "All", "targetReplicatedJobs": list(self.counts)},
             "failurePolicy": {
-                "maxRestarts": self.options.max_restarts,
+                "maxRestarts": self.max_restarts,
                 "rules": [
                     {
                         "name": "preempted",
@@ -180,12 +186,13 @@ class _Manifests:
         replicas = {
             _TFJOB[job]: {
                 "replicas": count,
-                "restartPolicy": "OnFailure" if self.options.max_restarts else "Never",
+                "restartPolicy": "OnFailure" if self.max_restarts or self.restarts_alone(job) else "Never",
                 "template": {"spec": self.pod(job, name="tensorflow")},
             }
             for job, count in self.counts.items()
         }
-        policy = {"cleanPodPolicy": "Running", "backoffLimit": self.options.max_restarts}
+        limit = max(self.max_restarts, *map(self.restarts_alone, self.counts))
+        policy = {"cleanPodPolicy": "Running", "backoffLimit": limit}
         return self.object("kubeflow.org/v1", "TFJob", {"runPolicy": policy, "tfReplicaSpecs": replicas})
 
     def service(self) -> dict[str, object]:
@@ -202,15 +209,21 @@ class _Manifests:
         """A Job of so many pods, each with its index."""
         return self.object("batch/v1", "Job", self.job_spec(job, count), f"{self.name}-{job}")
 
+    def restarts_alone(self, job: str) -> int:
+        """How many pods of a Job are started again in their place while the others go on (`loss_policy`)."""
+        if any(self.layout.coordinator_of(task) is None for task in self.layout.tasks if task.job == job):
+            return 0
+        return WORKER_RESTARTS if self.options.max_restarts is None else self.options.max_restarts
+
     def job_spec(self, job: str, count: int) -> dict[str, object]:
-        pod = self.pod(job)
+        pod, limit = self.pod(job), self.restarts_alone(job)
         if self.kind == "job":
-            pod = {"subdomain": self.name, **pod}
+            pod, limit = {"subdomain": self.name, **pod}, self.max_restarts * count or limit
         return {
             "completionMode": "Indexed",
             "completions": count,
             "parallelism": count,
-            "backoffLimit": self.options.max_restarts * count if self.kind == "job" else 0,
+            "backoffLimit": limit,
             **self.preemption_policy(),
             "template": {"metadata": {"labels": self.labels() if self.kind == "job" else {}}, "spec": pod},
         }
@@ -221,7 +234,7 @@ class _Manifests:
         In a JobSet it fails with a reason that has all of them started again. By itself it makes another pod; not where
         a container is started again in its pod, which may have no such policy.
         """
-        if self.kind == "job" and self.options.max_restarts:
+        if self.kind == "job" and self.max_restarts:
             return {}
         action = "FailJob" if self.kind == "jobset" else "Ignore"
         rules = [
@@ -246,7 +259,7 @@ class _Manifests:
             "containers": [container],
         }
         if self.kind != "tfjob":
-            pod["restartPolicy"] = "OnFailure" if self.kind == "job" and self.options.max_restarts else "Never"
+            pod["restartPolicy"] = "OnFailure" if self.kind == "job" and self.max_restarts else "Never"
         if self.options.claim:
             pod["securityContext"] = {"fsGroup": _USER}  # or the volume would be for root alone
             container["volumeMounts"] = [{"name": "data", "mountPath": "/data"}]
