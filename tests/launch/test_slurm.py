@@ -39,7 +39,8 @@ def test_the_script():
     ]  # fmt: skip
     assert "export TF2DIST_TASKS=chief:1,worker:2,ps:1" in lines
     srun = "srun --export=ALL --kill-on-bad-exit=1 --wait=60 --distribution=block --label"
-    assert f"{srun} python -m trainers.mnist --epochs=2" in lines
+    assert f'{srun} bash -c "$task" task python -m trainers.mnist --epochs=2' in lines
+    assert f"{srun} python -m trainers.mnist --epochs=2" in script("--workers=2")
     subprocess.run(["bash", "-n"], input="\n".join(lines), text=True, check=True)
 
 
@@ -50,6 +51,61 @@ def test_how_a_job_saves_before_its_time_is_up():
     for short, seconds in {"2": 30, "4:00": 60, "0:02:00": 30, "infinite": 120, "0-1": 120, "0-0:04": 60}.items():
         assert f"#SBATCH --signal=TERM@{seconds}" in script(f"--time={short}")  # Slurm would ask at the beginning
     assert "#SBATCH --no-requeue" in script("--max_requeues=0")
+
+
+FAILS = (
+    "import os, sys; open(sys.argv[1], 'a').write('.'); os._exit({status}) if len(open(sys.argv[1]).read()) < 3 else 0"
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "number", "status", "starts", "ends", "said"),
+    [
+        (["--ps=1", "--workers=2"], 2, 9, 3, 0, "launch: worker 1 ended with status 9; it is started again (1 more"),
+        (["--ps=1", "--workers=2", "--no-chief"], 1, 9, 3, 0, "launch: worker 1 ended with status 9; it is"),
+        (["--ps=1", "--workers=2"], 2, 2, 1, 2, ""),  # a wrong command
+        (["--ps=1", "--workers=2"], 2, 75, 1, 75, ""),  # it has saved
+        (["--ps=1", "--workers=2"], 0, 9, 1, 9, ""),  # the chief
+        (["--ps=1", "--workers=2", "--no-chief"], 0, 9, 1, 9, ""),  # the worker that leads
+        (["--ps=1", "--workers=2"], 3, 9, 1, 9, ""),  # the server
+    ],
+)
+def test_a_worker_under_parameter_servers_is_started_again(tmp_path, options, number, status, starts, ends, said):
+    found = run_task(tmp_path, options, number, FAILS.format(status=status))
+    assert (found.returncode, (tmp_path / "starts").read_text()) == (ends, "." * starts), found.stderr
+    assert said in found.stderr
+    assert bool(said) == ("again" in found.stderr)
+    told = tmp_path / "preempted.status"  # what the job ends with
+    assert told.exists() == (number == 0)
+    assert number or told.read_text() == f"{status}\n"
+
+
+def test_a_worker_that_was_asked_to_stop_is_not_started_again(tmp_path):
+    stops = "import os, signal; signal.signal(15, lambda *_: os._exit(7)); os.kill(os.getppid(), 15); os.kill(0, 15)"
+    found = run_task(tmp_path, ["--ps=1", "--workers=2"], 2, f"{stops}; signal.pause()", start_new_session=True)
+    assert (found.returncode, found.stderr) == (7, "")
+
+
+def test_a_worker_that_is_given_up_waits_for_the_job(tmp_path):
+    (tmp_path / "sleep").write_text("#!/bin/sh\necho sleeps $1")
+    (tmp_path / "sleep").chmod(0o755)
+    found = run_task(tmp_path, ["--ps=1", "--workers=2", "--max_restarts=1"], 1, FAILS.format(status=9))
+    assert found.stderr.splitlines()[1:] == ["launch: worker 0 ended with status 9; it is not started again"]
+    assert found.stdout == "sleeps infinity\n"
+
+
+def run_task(directory, options, number, program, **kwargs):
+    """Runs what `srun` runs as task `number` of these options, with a program in Python."""
+    lines = script(*options)
+    begin = next(n for n, line in enumerate(lines) if line.startswith("task="))
+    end = next(n for n, line in enumerate(lines) if line.startswith("srun "))
+    run = 'exec bash -c "$task" task "$@"'
+    env = {"PATH": f"{directory}:{os.environ['PATH']}", "SLURM_PROCID": str(number)}
+    env["TF2DIST_PREEMPTED_FILE"] = str(directory / "preempted")
+    return subprocess.run(
+        ["bash", "-c", "\n".join([*lines[begin:end], run]), "x", sys.executable, "-c", program, directory / "starts"],
+        env=env, capture_output=True, text=True, timeout=60, check=False, **kwargs,
+    )  # fmt: skip
 
 
 COMMANDS = {  # in place of Slurm's
@@ -357,6 +413,52 @@ def test_a_node_that_is_cut_off_in_the_middle(nodes, submit, tmp_path, strategy)
         assert f"what it has printed is in {tmp_path}/out" in said
         assert tasks_end(nodes, cut)
     until(lambda: ask(nodes, "sinfo", "-h", "-o", "%T").split() == ["idle"])
+
+
+TRAINS = """
+import os
+import keras
+import numpy as np
+import tf2dist
+
+strategy = tf2dist.join("ps")
+
+class Stop(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        print(f"epoch {epoch + 1}/", flush=True)
+        self.model.stop_training = os.path.exists("enough")
+
+with strategy.scope():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+done = tf2dist.fit(model, np.ones((64, 3)), np.ones((64, 1)), epochs=10**6, callbacks=[Stop()], verbose=0)
+print("exact:", tf2dist.updates(model) == 2 * len(done.epoch), flush=True)
+"""
+
+
+@slow
+@limit
+def test_a_worker_that_was_killed_is_started_again(nodes, submit, tmp_path):
+    (tmp_path / "trains.py").write_text(TRAINS)
+    job = submit("--ps=1", "--workers=2", "--", "trains.py")
+    under_way(job, tmp_path)
+    os.kill(task_process(nodes, 2), signal.SIGKILL)
+    until(lambda: "is back" in output(tmp_path) or job.process.poll() is not None)
+    (tmp_path / "enough").touch()
+    status, said = job.finish(100)
+    assert status == 0, said + output(tmp_path)
+    assert "launch: worker 1 ended with status 137; it is started again (2 more to go)" in output(tmp_path)
+    assert "exact: True" in output(tmp_path)
+
+
+def task_process(nodes, number):
+    """The process of a program that runs as a task of Slurm's."""
+    for pid, command in (item for name in "bcd" for item in nodes.processes(name).items()):
+        if command.startswith(sys.executable):
+            with open(f"/proc/{pid}/environ") as file:
+                if f"SLURM_PROCID={number}" in file.read().split("\0"):
+                    return pid
+    raise AssertionError(f"task {number} does not run")
 
 
 @pytest.mark.exhaustive  # test_ssh has its like

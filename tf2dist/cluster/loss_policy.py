@@ -8,12 +8,11 @@
 | peer (chief or worker) | - | ends the job | - |
 | evaluator | ends the job | ends the job | ends the job |
 
-`launch local` and `launch ssh` start a lost worker again in its place `WORKER_RESTARTS` times unless they are told
-otherwise; after that the job goes on with the others. Slurm and a JobSet, which watch the tasks themselves, end the job
-or start all of it again. When no worker is left, the coordinator waits `WORKERS_GRACE` seconds for all of them to
-come back (TensorFlow uses none before), and then ends the job. A job that ends is started again from its last
-checkpoint where the launcher was told to (--max_restarts). Only the launcher watches the evaluator: the leader has no
-connection to it.
+Launchers start a lost worker again in its place `WORKER_RESTARTS` times unless they are told otherwise (each worker
+under Slurm, all together elsewhere); after that the job goes on with the others, but on Kubernetes, where it ends. When
+no worker is left, the coordinator waits `WORKERS_GRACE` seconds for all of them to come back (TensorFlow uses none
+before), and then ends the job. A job that ends is started again from its last checkpoint where the launcher was told to
+(--max_restarts). Only the launcher watches the evaluator: the leader has no connection to it.
 """
 
 from __future__ import annotations

@@ -12,19 +12,48 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from tf2dist.errors import UsageError
+from tf2dist.cluster.loss_policy import WORKER_RESTARTS
+from tf2dist.cluster.spec import Task
+from tf2dist.errors import START_AGAIN, UsageError
 from tf2dist.launch import cluster_layout
 from tf2dist.launch.backend import Backend
 from tf2dist.launch.cluster_layout import LOCALHOST, Layout
+from tf2dist.launch.restarts import WRONG_COMMAND
 from tf2dist.launch.user_program import python_arguments
 from tf2dist.system import environment_variables
 
 _WAIT = 60  # seconds that tasks may run on when the first has ended
 _COUNTS = ("nodes", "cpus_per_task", "gpus_per_task")
+# What each task runs under parameter servers, with its command as arguments. Slurm signals all processes of a task, and
+# this one waits until the program has saved. `srun` would kill the others some time after a worker that has ended.
+_TASK = """
+trap "asked=1" TERM
+exec 3>&2 2> /dev/null  # this shell would say what has killed a program
+case " {workers} " in
+  *" $SLURM_PROCID "*) left={restarts} worker=$((SLURM_PROCID - {first})) ;;
+  *)
+    "$@" 2>&3 3>&-
+    status=$?
+    [ "$SLURM_PROCID" != 0 ] || echo $status > "$TF2DIST_PREEMPTED_FILE.status"
+    exit $status ;;
+esac
+while true; do
+  "$@" 2>&3 3>&-
+  status=$?
+  case $status in 0 | {wrong} | {again}) exit $status ;; esac
+  [ -z "$asked" ] || exit $status
+  [ $left -gt 0 ] || break
+  left=$((left - 1))
+  echo "launch: worker $worker ended with status $status; it is started again ($left more to go)" >&3
+done
+echo "launch: worker $worker ended with status $status; it is not started again" >&3
+exec sleep infinity
+"""
 # Slurm counts how often a job was started. `srun` may have killed tasks that were about to end, so its status says less
 # than the file. A job that somebody has cancelled saves as well, and must not come back.
 _END = """
 status=$?
+if [ -e "$TF2DIST_PREEMPTED_FILE.status" ]; then status=$(cat "$TF2DIST_PREEMPTED_FILE.status"); fi
 if [ -e "$TF2DIST_PREEMPTED_FILE" ]; then
   status=75
   case $(scontrol show job --oneliner "$SLURM_JOB_ID") in
@@ -70,6 +99,14 @@ class SlurmBackend:
             default=100,
             metavar="N",
             help="after preemptions (default: 100); with 0 not after the loss of a node either",
+        )
+        group.add_argument(
+            "--max_restarts",
+            type=int,
+            default=WORKER_RESTARTS,
+            metavar="N",
+            help="how often each worker under parameter servers is started again in its place when it has failed "
+            f"(default: {WORKER_RESTARTS})",
         )
         group.add_argument("--python", default=sys.executable, metavar="PATH", help="of every node (default: this one)")
         group.add_argument("--sbatch", action="append", default=[], metavar="OPTION", help="any other option of sbatch")
@@ -146,10 +183,11 @@ def script(options: argparse.Namespace, program: Sequence[str]) -> str:
     for name in _COUNTS:
         if getattr(options, name) is not None and getattr(options, name) < 1:
             raise UsageError(f"--{name}={getattr(options, name)} must be 1 or more")
-    for name in ("grace", "max_requeues"):
+    for name in ("grace", "max_requeues", "max_restarts"):
         if getattr(options, name) < 0:
             raise UsageError(f"--{name}={getattr(options, name)} must be 0 or more")
     argv = shlex.join([options.python, *python_arguments(program)])
+    task = _task(layout, options.max_restarts)
     # Tasks end together, and one whose node is gone is not waited for; an evaluator has a checkpoint to go.
     wait = "" if layout.count("evaluator") else f" --wait={_WAIT}"
     lines = [
@@ -191,9 +229,24 @@ def script(options: argparse.Namespace, program: Sequence[str]) -> str:
             'if [ -n "$SLURM_CPUS_PER_TASK" ]; then export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK; fi',
             "# One task that fails ends the others; nobody waits for it. Tasks have these variables even if sbatch had",
             "# --export=NONE.",
-            f"srun --export=ALL --kill-on-bad-exit=1{wait} --distribution=block --label {argv}",
+            *([f"task={shlex.quote(task)}"] if task else []),
+            f"srun --export=ALL --kill-on-bad-exit=1{wait} --distribution=block --label "
+            + ('bash -c "$task" task ' if task else "")
+            + argv,
         ]
     ) + _END.format(requeues=options.max_requeues)
+
+
+def _task(layout: Layout, restarts: int) -> str:
+    """What a task runs where workers are started again in their place; empty where the loss of each task ends all."""
+    tasks = [Task(job, index) for job, count in _counts(layout).items() for index in range(count)]
+    numbers = [str(number) for number, task in enumerate(tasks) if layout.coordinator_of(task)]
+    if not numbers:
+        return ""
+    first = tasks.index(Task("worker", 0))
+    return _TASK.format(
+        workers=" ".join(numbers), first=first, restarts=restarts, wrong=WRONG_COMMAND, again=START_AGAIN
+    )
 
 
 def _grace(options: argparse.Namespace) -> int:
@@ -216,5 +269,8 @@ def _grace(options: argparse.Namespace) -> int:
 
 def _tasks(layout: Layout) -> str:
     """The tasks in the order of their numbers, as `tf2dist.cluster.environments.slurm` reads them."""
-    jobs = dict.fromkeys(task.job for task in layout.tasks)
-    return ",".join(f"{job}:{layout.count(job)}" for job in jobs)
+    return ",".join(f"{job}:{count}" for job, count in _counts(layout).items())
+
+
+def _counts(layout: Layout) -> dict[str, int]:
+    return {job: layout.count(job) for job in dict.fromkeys(task.job for task in layout.tasks)}
