@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tf2dist.training.callbacks import ExecutionCallback
     from tf2dist.training.checkpoint import Checkpoint
     from tf2dist.training.load_checkpoint import load_checkpoint
+    from tf2dist.training.train_on_batch import step
 
 _ROOMS = ("data", "errors", "layers")
 _HOME = {
@@ -44,6 +45,7 @@ _HOME = {
     "evaluate": "training.api",
     "predict": "training.api",
     "preempt": "runtime.session",
+    "step": "training.train_on_batch",
     "updates": "training.api",
     "map_reduce": "map_reduce.map_reduce",
     "ShardError": "errors",
@@ -82,6 +84,7 @@ __all__ = [
     "preempt",
     "role_of",
     "serve",
+    "step",
     "updates",
 ]
 

@@ -193,7 +193,7 @@ def test_validation_as_keras_asks_for_it(strategy):
         ("arrays", {"batch_size": 2.5}, "batch_size must be a whole number, found 2.5"),
         ("arrays", {"validation_data": (*data(),), "validation_batch_size": 2.5}, "batch_size must be a whole number"),
         ("arrays", {"shuffle": "batch"}, "shuffle='batch' must be True or False"),
-        ("arrays", {"seed": None}, "seed must be a whole number, found None"),
+        ("arrays", {"seed": 1.5}, "seed must be a whole number, found 1.5"),
         ("generator", {"seed": "a"}, "seed must be a whole number, found 'a'"),
         ("fewer labels", {"batch_size": 4}, "arrays must have the same number of rows, found 20 and 3"),
         ("matrix and labels", {"batch_size": 0}, "batch_size must be at least 1, found 0"),

@@ -9,7 +9,7 @@ import collections
 import itertools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
@@ -17,9 +17,9 @@ import tensorflow as tf
 
 from tf2dist.errors import TrainingError, UsageError
 from tf2dist.input import py_dataset_workers
-from tf2dist.input.array_adapter import array_spec, as_x_y_weight
+from tf2dist.input.batch_format import as_spec, common_spec, in_words, spec_of, standardized
 from tf2dist.input.batch_reader_thread import BatchReader
-from tf2dist.input.sparse_ragged_rows import as_composite, is_composite
+from tf2dist.input.sparse_ragged_rows import is_composite
 from tf2dist.runtime import session
 
 _PEEKED = 2  # batches from which shapes are taken, as in Keras: a size that differs between them varies
@@ -130,7 +130,7 @@ class PythonSource:
                 self._iterator.put_back(few)
             if not few:
                 raise UsageError(f"{self.name} has no batches")
-            self._spec = _common_spec([_standardized(batch, self.name) for batch in few], self.name)
+            self._spec = common_spec([spec_of(standardized(batch, self.name)) for batch in few], self.name)
         return self._spec
 
     def _first_batches(self) -> Iterable[Any]:
@@ -147,16 +147,15 @@ class PythonSource:
         Raises:
           TrainingError: it is another.
         """
-        found = _standardized(batch, f"batch {number} of {self.name}")
-        expected = self.spec()
+        name, expected = f"batch {number} of {self.name}", self.spec()
+        found = standardized(batch, name)
         try:
-            tf.nest.assert_same_structure(expected, found, check_types=False)
-            return tf.nest.map_structure(_as_spec, expected, found)
-        except (TypeError, ValueError):
+            return as_spec(expected, found)
+        except TypeError:
             raise TrainingError(
-                f"batch {number} of {self.name}, counted from 0, is not as those before it: expected "
-                f"{_in_words(expected)}, found {_in_words(tf.nest.map_structure(_spec_of, found))}; sizes other than "
-                "that of the batch may vary if they differ between the first two batches"
+                f"{name}, counted from 0, is not as those before it: expected {in_words(expected)}, found "
+                f"{in_words(spec_of(found))}; sizes other than that of the batch may vary if they differ between the "
+                "first two batches"
             ) from None
 
     # Reading it.
@@ -279,91 +278,3 @@ class _Iterator:
     def put_back(self, batches: list[Any]) -> None:
         self._put_back.extendleft(reversed(batches))
         self.taken -= len(batches)
-
-
-def _standardized(batch: Any, name: str) -> Any:
-    """A batch as Keras takes it: a dictionary by itself, or a tuple (x,), (x, y) or (x, y, sample_weight); of arrays.
-
-    Raises:
-      TrainingError: it is no batch.
-    """
-    batch = tuple(batch) if isinstance(batch, list) else batch
-    if not isinstance(batch, (tuple, dict)) and hasattr(batch, "shape"):
-        batch = (batch,)
-    if not isinstance(batch, (tuple, dict)) or (isinstance(batch, tuple) and not 1 <= len(batch) <= 3):
-        found = f"a tuple of {len(batch)}" if isinstance(batch, tuple) else f"{type(batch).__name__}"
-        raise TrainingError(f"{name}: a batch must be (x,), (x, y), (x, y, sample_weight) or a dict, found {found}")
-    parts = as_x_y_weight(batch)
-    leaves = tf.nest.map_structure(_as_leaf, parts)
-    return leaves[0] if isinstance(batch, dict) else leaves
-
-
-def _as_leaf(value: Any) -> Any:
-    """A NumPy array, or a ragged or sparse tensor."""
-    if is_composite(value):
-        return as_composite(value)
-    if hasattr(value, "detach"):  # of torch, perhaps on another device
-        value = value.detach().cpu()
-    array = np.asarray(value)
-    if not array.ndim:
-        raise TrainingError(f"a batch must hold arrays with a row for each example, found the single value {value!r}")
-    return array
-
-
-def _spec_of(leaf: Any) -> Any:
-    return array_spec(leaf) if isinstance(leaf, np.ndarray) else tf.type_spec_from_value(leaf)
-
-
-def _common_spec(batches: list[Any], name: str) -> Any:
-    """Returns the most specific spec that fits all of these batches."""
-    specs = [tf.nest.map_structure(_spec_of, batch) for batch in batches]
-    try:
-        for spec in specs[1:]:
-            tf.nest.assert_same_structure(specs[0], spec, check_types=False)
-        return tf.nest.map_structure(_merged, *specs)
-    except (TypeError, ValueError):
-        raise UsageError(
-            f"the batches of {name} must be alike but for their sizes, found {_in_words(specs[0])} and "
-            f"{_in_words(specs[-1])}"
-        ) from None
-
-
-def _merged(*specs: Any) -> Any:
-    """Merges specs: the number of rows, and sizes that differ, become unknown."""
-    first = specs[0]
-    if any(type(s) is not type(first) or s.dtype != first.dtype or s.shape.rank != first.shape.rank for s in specs):
-        raise TypeError("not alike")
-    sizes = [a if all(s.shape[place] == a for s in specs) else None for place, a in enumerate(first.shape)]
-    return _reshaped(first, tf.TensorShape([None, *sizes[1:]]))
-
-
-def _reshaped(spec: Any, shape: tf.TensorShape) -> Any:
-    if isinstance(spec, tf.RaggedTensorSpec):
-        spec = cast(Any, spec)  # the stubs of TensorFlow lack its attributes
-        return tf.RaggedTensorSpec(shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype)
-    return type(spec)(shape, spec.dtype)
-
-
-def _as_spec(spec: Any, leaf: Any) -> Any:
-    """The leaf, in the dtype that was expected.
-
-    Raises:
-      TypeError: it is another kind of leaf.
-    """
-    found = _spec_of(leaf)
-    if type(found) is not type(spec) or not spec.shape.is_compatible_with(found.shape):
-        raise TypeError("not alike")
-    if found.dtype == spec.dtype:
-        return leaf
-    if not isinstance(leaf, np.ndarray) or not np.can_cast(leaf.dtype, spec.dtype.as_numpy_dtype, "same_kind"):
-        raise TypeError("not alike")
-    return leaf.astype(spec.dtype.as_numpy_dtype)
-
-
-def _in_words(spec: Any) -> str:
-    """Shapes and dtypes in short, such as `(float32[None, 12], int64[None])`."""
-    if isinstance(spec, tuple):
-        return "(" + ", ".join(map(_in_words, spec)) + ("," if len(spec) == 1 else "") + ")"
-    if isinstance(spec, dict):
-        return "{" + ", ".join(f"{name!r}: {_in_words(value)}" for name, value in spec.items()) + "}"
-    return f"{spec.dtype.name}[{', '.join(map(str, spec.shape))}]"

@@ -150,7 +150,8 @@ class SynchronousDispatcher:
             steps, together, ends = stream.batches.take(range(due, due + steps))
             stream.batches.forget(range(due, due + steps))
             self._sent_batches += steps
-            update.send_slices(single_batches(together, ends, stream.element_spec))
+            batches = single_batches(together, ends, stream.element_spec)
+            update.send_slices(batches, stream.element_spec)
         if self._running is None:
             self._pool.keep_busy(self.cancel)
             self._round += 1

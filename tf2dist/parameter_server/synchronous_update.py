@@ -104,13 +104,14 @@ class SynchronousUpdate:
             self._put_slices([self._last_slice] * sum(counts))  # in place of those that others have taken with them
         self.hand_out_tokens(counts, number)
 
-    def send_slices(self, batches: tf.data.Dataset) -> None:
+    def send_slices(self, batches: tf.data.Dataset, spec: Any) -> None:
         """Puts what the next updates are made of into the queue of slices, as many as there will be tokens.
 
         Args:
           batches: of each update the batch.
+          spec: of all batches of the stream; these may all have a size that others have not.
         """
-        self._slice_spec = batches.element_spec, tf.TensorSpec([])
+        self._slice_spec = spec, tf.TensorSpec([])
         slices = []
         for batch in batches:
             cut = [slice_of(batch, rank, self._needed) for rank in range(self._needed)]

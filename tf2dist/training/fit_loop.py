@@ -121,7 +121,7 @@ class TrainingLoop:
         session.current().report_step(start.step)
         self._data.end_epoch()
         session.current().progress.compiles(reads_again=start.step > 0)
-        stream = self._dispatcher.open_stream(self._data, start.step, epochs * self._steps_per_epoch)
+        stream = self._prepared.open_stream(self._data, start.step, epochs * self._steps_per_epoch)
         try:
             logs = {} if start.is_over else self._run_epochs(stream, start, epochs, validate, validation_freq)
         finally:

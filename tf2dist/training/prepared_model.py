@@ -59,6 +59,7 @@ class PreparedModel:
       model, options: what it was made for.
       strategy: in whose scope the model was made, or moved.
       dispatcher: who runs its steps.
+      streams_opened: how many; each ends the one before.
     """
 
     def __init__(self, model: keras.Model, options: ParameterServer):
@@ -72,6 +73,7 @@ class PreparedModel:
         self._step: KerasTrainStep | None = None
         # By the methods of the model, whose logs differ.
         self._custom_steps: dict[str, CustomTrainStep | CustomStepWithSums] = {}
+        self.streams_opened = 0
         self._checked: list = []  # names of steps with specs of data that they were found to take
 
     def is_current(self) -> bool:
@@ -159,6 +161,11 @@ class PreparedModel:
         step = self._custom_steps.get("train_step", self._step)
         assert step is not None
         return self.dispatcher.compile(step)
+
+    def open_stream(self, data: DataAdapter, start: int, stop: int | None = None) -> Any:
+        """See `Dispatcher`."""
+        self.streams_opened += 1
+        return self.dispatcher.open_stream(data, start, stop)
 
     def tuner(self, steps_per_execution: int | None) -> StepsPerExecutionTuner:
         """The tuner of earlier calls of `fit`, or one that always chooses the given number."""
