@@ -25,7 +25,7 @@ ROOMS = sorted(
 
 def text_of(document):
     """A document without the addresses of other places."""
-    return re.sub(r"https?://\S+", "", document.read_text())
+    return re.sub(r"https?://[^\s)]+", "", document.read_text())
 
 
 def paths(text):

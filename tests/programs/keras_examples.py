@@ -14,13 +14,14 @@ import tf2dist
 strategy = tf2dist.join(sys.argv[1])
 
 from tests import examples  # noqa: E402
+from tf2dist.errors import UsageError  # noqa: E402
 from tf2dist.runtime import collectives  # noqa: E402
 
 results = {}
 for name in sys.argv[3:]:
     try:
         results[name] = examples.run(name, ours=True)
-    except tf2dist.UsageError as error:
+    except UsageError as error:
         results[name] = str(error)
 if collectives.peers(strategy)[1] == 0:
     pathlib.Path(sys.argv[2]).write_bytes(pickle.dumps(results))
