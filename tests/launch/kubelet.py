@@ -172,7 +172,7 @@ class Kubernetes:
         [main] = [d["spec"] for d in documents if d["kind"] in ("JobSet", "TFJob")] or [{}]
         self.limits = {job: spec["backoffLimit"] for job, spec in _jobs_of(documents)}
         for pod in self.pods:  # of a TFJob, where a pod may also be one that is never started again
-            self.limits.setdefault(pod.job, main.get("runPolicy", {}).get("backoffLimit", 0))
+            self.limits.setdefault(pod.job, max(0, main.get("runPolicy", {}).get("backoffLimit", 0) - 1))
         self.whole = main.get("failurePolicy", {}).get("maxRestarts")  # restarts that are left; None without a JobSet
         self.clean = main.get("runPolicy", {}).get("cleanPodPolicy")
         self.uncounted = {  # what happens to a pod with such a status, by the policies of its Job and of the JobSet

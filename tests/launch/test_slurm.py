@@ -81,9 +81,26 @@ def test_a_worker_under_parameter_servers_is_started_again(tmp_path, options, nu
 
 
 def test_a_worker_that_was_asked_to_stop_is_not_started_again(tmp_path):
+    """Nor does it end with a status for which `srun` would kill the others, which may still save."""
+    (tmp_path / "sleep").write_text("#!/bin/sh\nkill $$\necho sleeps $1")  # it is asked, too
+    (tmp_path / "sleep").chmod(0o755)
     stops = "import os, signal; signal.signal(15, lambda *_: os._exit(7)); os.kill(os.getppid(), 15); os.kill(0, 15)"
     found = run_task(tmp_path, ["--ps=1", "--workers=2"], 2, f"{stops}; signal.pause()", start_new_session=True)
-    assert (found.returncode, found.stderr) == (7, "")
+    assert (found.returncode, found.stdout, found.stderr) == (0, "sleeps infinity\n", "")
+
+
+def test_a_worker_of_a_job_with_an_evaluator_does_not_hold_it_up(tmp_path):
+    """There `srun` waits for all tasks."""
+    options = ["--ps=1", "--workers=2", "--evaluator", "--max_restarts=0"]
+    found = run_task(tmp_path, options, 1, FAILS.format(status=9))
+    assert (found.returncode, found.stdout) == (0, "")
+    assert "it is not started again" in found.stderr
+
+
+def test_a_wrong_command_is_one_at_the_first_start_alone(tmp_path):
+    fails = "import os, sys; open(sys.argv[1], 'a').write('.'); os._exit([9, 2, 0][len(open(sys.argv[1]).read()) - 1])"
+    found = run_task(tmp_path, ["--ps=1", "--workers=2"], 1, fails)
+    assert (found.returncode, (tmp_path / "starts").read_text()) == (0, "..."), found.stderr
 
 
 def test_a_worker_that_is_given_up_waits_for_the_job(tmp_path):
@@ -91,7 +108,7 @@ def test_a_worker_that_is_given_up_waits_for_the_job(tmp_path):
     (tmp_path / "sleep").chmod(0o755)
     found = run_task(tmp_path, ["--ps=1", "--workers=2", "--max_restarts=1"], 1, FAILS.format(status=9))
     assert found.stderr.splitlines()[1:] == ["launch: worker 0 ended with status 9; it is not started again"]
-    assert found.stdout == "sleeps infinity\n"
+    assert found.stdout == "sleeps 1\nsleeps infinity\n"
 
 
 def run_task(directory, options, number, program, **kwargs):

@@ -80,7 +80,14 @@ def test_a_call_that_was_interrupted_can_be_made_again(strategy):
     model = made(strategy)
     first = losses(model, data(), batches=2)
     np.testing.assert_allclose(losses(model, data())[:2], first, rtol=1e-5)
-    assert np.abs(losses(model, data())[:2] - first).max() > 1e-3
+    second = losses(model, data(), epochs=2)
+    assert np.abs(second[:2] - first).max() > 1e-3
+    losses(model, data(), batches=len(second) // 2, epochs=2)  # of the third one, an epoch
+    third = losses(model, data(), initial_epoch=1, epochs=2)
+    again = made(strategy)
+    for _ in range(2):
+        losses(again, data())
+    np.testing.assert_allclose(third, losses(again, data(), epochs=2)[len(second) // 2 :], rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -89,3 +96,12 @@ def test_a_compiled_or_moved_model_keeps_count(tf):
     first = losses(model, data())
     model.compile(keras.optimizers.SGD(0.0), model.loss, metrics=["accuracy"])
     assert np.abs(losses(model, data()) - first).max() > 1e-3
+
+
+@pytest.mark.slow
+def test_a_first_call_that_goes_on_counts(tf):
+    """As of a program that was started again by hand."""
+    model, whole = (classifier(keras.optimizers.SGD(0.0)) for _ in range(2))
+    first = losses(whole, data(), epochs=2)
+    np.testing.assert_allclose(losses(model, data(), initial_epoch=1, epochs=2), first[len(first) // 2 :], rtol=1e-5)
+    np.testing.assert_allclose(losses(model, data()), losses(whole, data()), rtol=1e-5)

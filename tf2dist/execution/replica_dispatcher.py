@@ -48,7 +48,7 @@ class ReplicaDispatcher:
         self._global_step = 0
         self._seconds = 0.0  # of the last execution
         self._agreement = StopAgreement(self._peers)
-        self._evaluation: Any = None
+        self._evaluations: dict[TrainStep, Any] = {}
         self._prediction: Any = None
 
     @property
@@ -153,14 +153,14 @@ class ReplicaDispatcher:
         self, step: TrainStep, data: FiniteDataAdapter, *, one_by_one: bool = False
     ) -> Iterator[tuple[int, list[np.ndarray]]]:
         """See `Dispatcher`."""
-        if self._evaluation is None:
-            self._evaluation = self._execution(step, step.evaluate)
+        if step not in self._evaluations:
+            self._evaluations[step] = self._execution(step, step.evaluate)
         stream = self._open(data.single_pass(self._tensors(data), self._slices), data.element_per_replica)
         left = data.steps or 0
         while left:
             n = 1 if one_by_one else min(left, EVALUATION_BATCHES)
             notes = self._agreement.notes(self._seconds)
-            *sums, notes = self._evaluation(stream.iterator, stream.element_per_replica, tf.constant(n), notes)
+            *sums, notes = self._evaluations[step](stream.iterator, stream.element_per_replica, tf.constant(n), notes)
             self._agreement.take(notes)
             yield n, [t.numpy() for t in sums]
             left -= n

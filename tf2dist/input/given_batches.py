@@ -35,6 +35,7 @@ class GivenBatches:
     def __init__(self, spec: Any, maps: tuple[Callable[..., Any], ...] = ()):
         self._spec, self._maps = spec, maps
         self._given: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._element_spec = self._dataset().element_spec if maps else spec
 
     def give(self, batch: Any) -> None:
         """Adds a batch.
@@ -49,7 +50,7 @@ class GivenBatches:
 
     def element_spec(self) -> Any:
         """See `DataAdapter`."""
-        return self._dataset().element_spec
+        return self._element_spec
 
     def map(self, function: Callable[..., Any]) -> GivenBatches:
         """See `DataAdapter`."""

@@ -205,7 +205,7 @@ def fit(
         raise
     if saves:
         preemption.end_if_requested()  # it was asked to stop after the last step
-    count_training(model, initial_epoch)
+    count_training(model)
     return history
 
 

@@ -122,9 +122,11 @@ class TrainingLoop:
         self._data.end_epoch()
         session.current().progress.compiles(reads_again=start.step > 0)
         stream = self._prepared.open_stream(self._data, start.step, epochs * self._steps_per_epoch)
+        self._prepared.in_fit = True
         try:
             logs = {} if start.is_over else self._run_epochs(stream, start, epochs, validate, validation_freq)
         finally:
+            self._prepared.in_fit = False
             self._data.close()  # before what reads it is freed, which waits until nobody is at it
         self._dispatcher.cancel()
         # Also if a job before this one has died between its last update and this.

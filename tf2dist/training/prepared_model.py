@@ -60,6 +60,7 @@ class PreparedModel:
       strategy: in whose scope the model was made, or moved.
       dispatcher: who runs its steps.
       streams_opened: how many; each ends the one before.
+      in_fit: is a call of `fit` under way?
     """
 
     def __init__(self, model: keras.Model, options: ParameterServer):
@@ -74,6 +75,7 @@ class PreparedModel:
         # By the methods of the model, whose logs differ.
         self._custom_steps: dict[str, CustomTrainStep | CustomStepWithSums] = {}
         self.streams_opened = 0
+        self.in_fit = False
         self._checked: list = []  # names of steps with specs of data that they were found to take
 
     def is_current(self) -> bool:
@@ -135,7 +137,8 @@ class PreparedModel:
                 raise
             with self.strategy.scope():
                 self._custom_steps.setdefault(step, CustomTrainStep(self.model)).build(step, batch)
-            vars(self).pop("train_function", None)  # of Keras's step, on data for which the metrics showed nothing
+            if step == "train_step":
+                vars(self).pop("train_function", None)  # of Keras's step, on data for which the metrics showed nothing
 
     def train_step(self, data: DataAdapter, step: str = "train_step") -> TrainStep:
         """The model's train step, after building the model for this data; `step` as for `build`."""

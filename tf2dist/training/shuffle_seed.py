@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import keras
 
-_TRAININGS = "_tf2dist_trainings"  # the model's attribute, so that it is forgotten with the model
+# The model's attribute, so that it is forgotten with the model: the seed of the training that was begun last, and that
+# of the next one.
+_SEEDS = "_tf2dist_shuffle_seeds"
 
 
 def default_seed(model: keras.Model, initial_epoch: int) -> int:
-    """Returns the number of trainings of the model that have ended: each sees orders of its own, as with Keras.
+    """Returns the seed for a call that begins: the number of trainings before it, so that each sees orders of its own.
 
     A function of the calls alone: the same in all peers of a job, and again when the job has been started again. A
     call that goes on from an epoch has the orders of the training that it continues.
     """
-    ended: int = vars(model).get(_TRAININGS, 0)
-    return max(0, ended - 1) if initial_epoch else ended
+    last, following = _seeds(model)
+    seed = last if initial_epoch else following
+    vars(model)[_SEEDS] = seed, following
+    return seed
 
 
-def count_training(model: keras.Model, initial_epoch: int) -> None:
+def count_training(model: keras.Model) -> None:
     """Notes that a call has ended well. After an error it can be made again, and reads what it would have read."""
-    if not initial_epoch:
-        vars(model)[_TRAININGS] = vars(model).get(_TRAININGS, 0) + 1
+    last, following = _seeds(model)
+    vars(model)[_SEEDS] = last, max(following, last + 1)
+
+
+def _seeds(model: keras.Model) -> tuple[int, int]:
+    return vars(model).get(_SEEDS, (0, 0))

@@ -6,7 +6,9 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import logging
 import weakref
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +17,8 @@ import keras
 
 from tf2dist.compat import versions
 from tf2dist.errors import UsageError
+from tf2dist.execution.train_step_interface import TrainStep
+from tf2dist.input.array_adapter import as_keras_passes
 from tf2dist.input.batch_format import common_spec, in_words, spec_of, standardized
 from tf2dist.input.given_batches import GivenBatches
 from tf2dist.input.keras_arguments import as_data
@@ -23,6 +27,8 @@ from tf2dist.runtime import session
 from tf2dist.training import data_validation, model_validation
 from tf2dist.training.metric_sums import MetricSums
 from tf2dist.training.prepared_model import PreparedModel, prepare
+
+_log = logging.getLogger("tf2dist")
 
 _NAME = "tf2dist.step"
 
@@ -56,14 +62,18 @@ class _Open:
     Attributes:
       prepared: the model that it was opened for.
       number: of the stream among those.
-      data: what takes the batches.
+      spec: of the batches.
+      data: what takes them.
       stream: as the dispatcher has opened it.
+      step: what is made with each.
     """
 
     prepared: PreparedModel
     number: int
+    spec: Any
     data: GivenBatches
     stream: Any
+    step: TrainStep
 
 
 class TrainOnBatch:
@@ -73,9 +83,8 @@ class TrainOnBatch:
         self._model, self._options = model, options
         self._spec: Any = None  # of all batches so far
         self._steps = 0
-        self._open: list[_Open] = []  # one, or none
-        # TensorFlow would look for Python when that has ended.
-        weakref.finalize(self, _close, self._open)
+        self._open: _Open | None = None
+        _made.add(self)
 
     def __call__(self, x: Any, y: Any = None, sample_weight: Any = None) -> dict[str, Any]:
         """Makes one update.
@@ -83,25 +92,33 @@ class TrainOnBatch:
         Args:
           x, y, sample_weight: arrays, or lists or dictionaries of them, with a row for each example of the global
             batch; or, as `x` alone, a tuple `(x, y)` or `(x, y, sample_weight)`. In a multi-worker job give all peers
-            the same batch: each takes its slice. The number of rows may differ between calls.
+            the same batches, and as many: each takes its slice, and one that makes a call alone waits for the others.
+            The number of rows may differ between calls.
 
         Returns:
-          The loss and the metrics by name, of this batch alone.
+          The loss and the metrics by name, of this batch alone. Where a worker was lost that has made the update and
+          not told what it measured, they are those of no batch, and a warning is logged.
 
         Raises:
-          ValueError: the model cannot be trained on its strategy, or the batch is not like those before it.
+          ValueError: the model cannot be trained on its strategy, the batch is not like those before it, or this is
+            called in a callback of `fit` on the same model.
         """
         with session.current().call():
             if session.current().is_evaluator:
                 raise UsageError("an evaluator does not train: tf2dist.step is for the other tasks of the job")
             prepared = prepare(self._model, self._options)
-            batch = standardized(as_data(x, y, sample_weight), _NAME)
+            if prepared.in_fit:
+                raise UsageError("tf2dist.step trains a model that fit is training: call it before or after fit")
+            given = as_data(
+                (x,) if isinstance(x, list) and y is None and sample_weight is None else x, y, sample_weight
+            )
+            batch = as_keras_passes(standardized(given, _NAME))
             try:
                 stream = self._stream_of(prepared, spec_of(batch))
                 stream.data.give(batch)
                 return self._make_update(stream)
             except BaseException:
-                _close(self._open)
+                self.close()
                 with contextlib.suppress(Exception):  # this error says more
                     prepared.dispatcher.cancel()
                 raise
@@ -114,34 +131,51 @@ class TrainOnBatch:
             raise UsageError(
                 f"{_NAME}: a batch is not as those before it: expected {in_words(self._spec)}, found {in_words(found)}"
             ) from None
-        for known in self._open:
-            if known.prepared is prepared and known.number == prepared.streams_opened and spec == self._spec:
-                return known
-        _close(self._open)
-        data, self._spec = GivenBatches(spec), spec
-        prepared.train_step(data)
+        known = self._open
+        if known and known.prepared is prepared and known.number == prepared.streams_opened and known.spec == spec:
+            return known
+        self.close()
+        data = GivenBatches(spec)
+        step = prepared.train_step(data)
         stream = prepared.open_stream(data, self._steps)
-        self._open.append(_Open(prepared, prepared.streams_opened, data, stream))
-        return self._open[0]
+        self._open = _Open(prepared, prepared.streams_opened, spec, data, stream, step)
+        return self._open
 
-    def _make_update(self, open_stream: _Open) -> dict[str, Any]:
+    def _make_update(self, stream: _Open) -> dict[str, Any]:
         """Trains on the batch that was given; returns its logs."""
-        prepared, data = open_stream.prepared, open_stream.data
-        dispatcher, progress = prepared.dispatcher, session.current().progress
-        sums, end = MetricSums(prepared.train_step(data)), dispatcher.global_step + 1
-        while dispatcher.global_step < end:  # a worker that is lost has made the update, or not
-            with data_validation.data_may_fail(data), progress.steps():
-                dispatcher.schedule(prepared.train_function, open_stream.stream, 1)
+        dispatcher, progress = stream.prepared.dispatcher, session.current().progress
+        sums, end, is_lost = MetricSums(stream.step), dispatcher.global_step + 1, True
+        while dispatcher.global_step < end:  # a worker that is lost has made it, or not
+            with data_validation.data_may_fail(stream.data), progress.steps():
+                dispatcher.schedule(stream.prepared.train_function, stream.stream, 1)
                 result = dispatcher.next_result()
             if result.sums is not None:
                 sums.add(result.sums)
+                is_lost = False
+        dispatcher.cancel()  # workers of synchronous servers would wait for the next one, and do nothing else
+        self._spec = stream.spec
         self._steps += 1
         progress.made()
         session.current().report_step(self._steps)
+        if is_lost:
+            _log.warning("update %d was made by a worker that was lost, and its loss and metrics with it", self._steps)
         return sums.logs()
 
+    def __del__(self) -> None:
+        self.close()  # a thread may wait for the next batch
 
-def _close(streams: list[_Open]) -> None:
-    for each in streams:
-        each.data.close()
-    streams.clear()
+    def close(self) -> None:
+        """Ends what reads the batches; the next call begins it anew."""
+        if self._open is not None:
+            self._open.data.close()
+            self._open = None
+
+
+_made: weakref.WeakSet[TrainOnBatch] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Frees what TensorFlow would free when Python has ended, which it says on standard error."""
+    for each in list(_made):
+        each.close()

@@ -165,8 +165,11 @@ class _Manifests:
         ]
         spec = {
             "network": {"enableDNSHostnames": True, "subdomain": self.name},
-            # The one that leads ends last but for servers, which may take a little longer.
-            "successPolicy": {"operator": "All", "targetReplicatedJobs": list(self.counts)},
+            # Others end with the one that leads. A worker that is just being started again would not.
+            "successPolicy": {
+                "operator": "All",
+                "targetReplicatedJobs": [job for job in self.counts if job in (self.layout.leader.job, "evaluator")],
+            },
             "failurePolicy": {
                 "maxRestarts": self.max_restarts,
                 "rules": [
@@ -192,7 +195,8 @@ class _Manifests:
             for job, count in self.counts.items()
         }
         limit = max(self.max_restarts, *map(self.restarts_alone, self.counts))
-        policy = {"cleanPodPolicy": "Running", "backoffLimit": limit}
+        # Its operator gives up at the restart with this number, and at the first one if that is 0.
+        policy = {"cleanPodPolicy": "Running", "backoffLimit": limit + (limit > 0)}
         return self.object("kubeflow.org/v1", "TFJob", {"runPolicy": policy, "tfReplicaSpecs": replicas})
 
     def service(self) -> dict[str, object]:

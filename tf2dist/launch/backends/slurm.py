@@ -25,7 +25,8 @@ from tf2dist.system import environment_variables
 _WAIT = 60  # seconds that tasks may run on when the first has ended
 _COUNTS = ("nodes", "cpus_per_task", "gpus_per_task")
 # What each task runs under parameter servers, with its command as arguments. Slurm signals all processes of a task, and
-# this one waits until the program has saved. `srun` would kill the others some time after a worker that has ended.
+# this one waits until the program has saved. A worker that is done with must not end before the others: `srun --wait`
+# would kill them some time after it, and --kill-on-bad-exit at once. Without --wait it can, with status 0.
 _TASK = """
 trap "asked=1" TERM
 exec 3>&2 2> /dev/null  # this shell would say what has killed a program
@@ -40,14 +41,21 @@ esac
 while true; do
   "$@" 2>&3 3>&-
   status=$?
-  case $status in 0 | {wrong} | {again}) exit $status ;; esac
-  [ -z "$asked" ] || exit $status
-  [ $left -gt 0 ] || break
+  case $status in
+    0 | {again}) exit $status ;;
+    {wrong}) [ $left -lt {restarts} ] || exit $status ;;
+  esac
+  [ -z "$asked" ] || break
+  if [ $left -eq 0 ]; then
+    echo "launch: worker $worker ended with status $status; it is not started again" >&3
+    break
+  fi
   left=$((left - 1))
   echo "launch: worker $worker ended with status $status; it is started again ($left more to go)" >&3
+  sleep 1
 done
-echo "launch: worker $worker ended with status $status; it is not started again" >&3
-exec sleep infinity
+trap "" TERM
+{end}
 """
 # Slurm counts how often a job was started. `srun` may have killed tasks that were about to end, so its status says less
 # than the file. A job that somebody has cancelled saves as well, and must not come back.
@@ -187,9 +195,9 @@ def script(options: argparse.Namespace, program: Sequence[str]) -> str:
         if getattr(options, name) < 0:
             raise UsageError(f"--{name}={getattr(options, name)} must be 0 or more")
     argv = shlex.join([options.python, *python_arguments(program)])
-    task = _task(layout, options.max_restarts)
     # Tasks end together, and one whose node is gone is not waited for; an evaluator has a checkpoint to go.
     wait = "" if layout.count("evaluator") else f" --wait={_WAIT}"
+    task = _task(layout, options.max_restarts, "exec sleep infinity" if wait else "exit 0")
     lines = [
         f"--job-name={shlex.quote(os.path.basename(program[0]).removesuffix('.py'))}",
         f"--ntasks={len(layout.placed)}",
@@ -237,15 +245,20 @@ def script(options: argparse.Namespace, program: Sequence[str]) -> str:
     ) + _END.format(requeues=options.max_requeues)
 
 
-def _task(layout: Layout, restarts: int) -> str:
-    """What a task runs where workers are started again in their place; empty where the loss of each task ends all."""
+def _task(layout: Layout, restarts: int, end: str) -> str:
+    """What a task runs where workers are started again in their place; empty where the loss of each task ends all.
+
+    Args:
+      restarts: how often, each of them.
+      end: what a worker does that is done with.
+    """
     tasks = [Task(job, index) for job, count in _counts(layout).items() for index in range(count)]
     numbers = [str(number) for number, task in enumerate(tasks) if layout.coordinator_of(task)]
     if not numbers:
         return ""
     first = tasks.index(Task("worker", 0))
     return _TASK.format(
-        workers=" ".join(numbers), first=first, restarts=restarts, wrong=WRONG_COMMAND, again=START_AGAIN
+        workers=" ".join(numbers), first=first, restarts=restarts, end=end, wrong=WRONG_COMMAND, again=START_AGAIN
     )
 
 
