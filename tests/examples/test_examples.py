@@ -9,9 +9,7 @@ pytestmark = pytest.mark.slow
 strategy = strategies(SINGLE_PROCESS_SLOWLY)
 SAMPLE = (
     "captcha_ctc",
-    "miniature_gpt",
     "ner_transformer",
-    "text_classification_from_scratch",
     "vq_vae",
     "wide_deep_cross",
 )
