@@ -24,12 +24,11 @@ from tf2dist.input.make_adapter import make_data_adapter, make_finite_adapter, t
 from tf2dist.input.validation_split import split_rows
 from tf2dist.parameter_server.options import ParameterServer
 from tf2dist.runtime import peer_agreement, session
-from tf2dist.training import data_validation, evaluator_task, model_validation
+from tf2dist.training import data_validation, evaluator_task, model_validation, shuffle_seed
 from tf2dist.training.callbacks import act_on_validation, as_list, includes, make_callback_list, need_every_batch
 from tf2dist.training.checkpoint import Checkpoint
 from tf2dist.training.fit_loop import TrainingLoop
 from tf2dist.training.prepared_model import PreparedModel, prepare
-from tf2dist.training.shuffle_seed import count_training, default_seed
 
 _log = logging.getLogger("tf2dist")
 
@@ -130,7 +129,7 @@ def fit(
     data = as_data(x, y, sample_weight)
     if validation_split and validation_data is None:
         data, validation_data = split_rows(data, validation_split)
-    seed = default_seed(model, initial_epoch) if seed is None else seed
+    seed = shuffle_seed.begin_call(model, initial_epoch) if seed is None else seed
     adapter = make_data_adapter(
         data, batch_size=batch_size, shuffle=shuffle, seed=seed, class_weight=class_weight,
         steps=steps_per_epoch if takes_batch_size(data) else None,
@@ -205,7 +204,7 @@ def fit(
         raise
     if saves:
         preemption.end_if_requested()  # it was asked to stop after the last step
-    count_training(model)
+    shuffle_seed.end_call(model)
     return history
 
 

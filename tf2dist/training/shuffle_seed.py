@@ -9,8 +9,8 @@ import keras
 _SEEDS = "_tf2dist_shuffle_seeds"
 
 
-def default_seed(model: keras.Model, initial_epoch: int) -> int:
-    """Returns the seed for a call that begins: the number of trainings before it, so that each sees orders of its own.
+def begin_call(model: keras.Model, initial_epoch: int) -> int:
+    """Notes that a call begins; returns its seed, the number of trainings before it, so that each has its own orders.
 
     A function of the calls alone: the same in all peers of a job, and again when the job has been started again. A
     call that goes on from an epoch has the orders of the training that it continues.
@@ -21,7 +21,7 @@ def default_seed(model: keras.Model, initial_epoch: int) -> int:
     return seed
 
 
-def count_training(model: keras.Model) -> None:
+def end_call(model: keras.Model) -> None:
     """Notes that a call has ended well. After an error it can be made again, and reads what it would have read."""
     last, following = _seeds(model)
     vars(model)[_SEEDS] = last, max(following, last + 1)
