@@ -1,9 +1,12 @@
 """The table of what the loss of a task means."""
 
 import itertools
+import re
 
 import pytest
 
+from tests.house.source import ROOT
+from tf2dist.cluster import loss_policy
 from tf2dist.cluster.loss_policy import WORKERS_GRACE, LossPolicy, OnLoss, on_loss
 from tf2dist.cluster.spec import AnyJobs, Cluster, ClusterError, Task
 
@@ -75,3 +78,37 @@ def test_the_coordinators_own_worker_cannot_come_back():
     assert not policy.ends_job([own])
     assert not policy.ends_job([other])
     assert policy.ends_job([own, other])
+
+
+@pytest.mark.parametrize(
+    "text", [loss_policy.__doc__, (ROOT / "docs" / "multihost.md").read_text()], ids=["code", "docs"]
+)
+def test_tables_for_readers_say_what_happens(text):
+    """Each row of a table about losses: the tasks, and a cell for parameter servers and for lockstep."""
+    table = text[text.index("| task | under parameter servers |") :].partition("\n\n")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+    said = set()
+    for tasks, *cells in rows:
+        for name in re.findall("coordinator|worker|ps|peer|evaluator", tasks.partition("(")[0]):
+            task = CHIEF if name == "coordinator" else Task("worker" if name == "peer" else name, 0)
+            for has_servers, cell in zip((True, False), cells, strict=False):
+                if cell in ("", "-"):
+                    continue
+                ends = on_loss(task, leader=CHIEF, has_servers=has_servers) is OnLoss.END
+                assert ends == cell.startswith("ends the job"), (name, cell)
+                said.add((name, has_servers))
+    both = {(name, servers) for name in ("worker", "evaluator") for servers in (True, False)}
+    assert said == {("coordinator", True), ("ps", True), ("peer", False), *both}
+
+
+def test_a_policy_in_one_line(monkeypatch):
+    monkeypatch.setenv("TF2DIST_WORKERS_GRACE", "7")
+    assert "waits 7 s" in str(LossPolicy.of(a_cluster(chief=1, worker=2, ps=1), has_servers=True))
+    assert str(LossPolicy(has_servers=False)) == "the loss of any task ends the job"
+
+
+def test_what_a_task_that_has_lost_another_one_ends_with(monkeypatch):
+    monkeypatch.delenv("TF2DIST_LOSS_STATUS", raising=False)
+    assert loss_policy.status_after_loss() == 1
+    monkeypatch.setenv("TF2DIST_LOSS_STATUS", str(loss_policy.LOST_ANOTHER))
+    assert loss_policy.status_after_loss() == loss_policy.LOST_ANOTHER

@@ -475,3 +475,37 @@ assert result.status == 0, result
     lost = "launch: worker 0 was lost with its host; the job goes on without it, if it can\n"
     assert done.stderr.count(lost) == 3
     assert done.stderr.count("started again (0 more to go)\n" + lost) == 1
+
+
+LOST = 'os.environ["TF2DIST_LOSS_STATUS"]'  # what the launcher has asked for
+
+
+def test_who_has_lost_another_one_waits_for_its_end_which_is_the_cause(run, tmp_path):
+    """However late it is seen: a program may take its time between its last word to the others and its end."""
+    code = f"""
+    if me == "worker 0":
+        (here / "lost").touch()
+        sys.exit(int({LOST}))
+    wait_for("lost")
+    time.sleep(1.5)
+    print("the cause", file=sys.stderr)
+    sys.exit(5)
+    """
+    status, _, err = run(code, "--workers=2")
+    assert status == 5
+    assert re.search(
+        r"^launch: worker 1 \(pid \d+\) failed first, with status 5; its last lines:\n    the cause$", err, re.M
+    )
+
+
+def test_who_has_lost_a_task_that_does_not_end_has_failed(run):
+    status, _, err = run(f"sys.exit(int({LOST})) if me == 'worker 0' else time.sleep(1000)", "--workers=2")
+    assert status == 1
+    assert re.search(r"^launch: worker 0 \(pid \d+\) failed first, with status 1", err, re.M)
+
+
+@pytest.mark.parametrize("other", ["0", LOST])
+def test_who_has_lost_a_task_that_has_not_failed_has_failed(run, other):
+    status, _, err = run(f"sys.exit(int({LOST} if me == 'worker 0' else {other}))", "--workers=2")
+    assert status == 1
+    assert "failed first, with status 1" in err

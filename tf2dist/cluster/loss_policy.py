@@ -26,6 +26,9 @@ from tf2dist.cluster.roles import leader_of
 from tf2dist.cluster.spec import Cluster, ClusterError, Task
 from tf2dist.system import environment_variables
 
+# The exit status of a task that ends since it has lost another one, where a launcher has asked for it: whatever order
+# their ends are seen in, the lost one is the cause.
+LOST_ANOTHER = 76
 WORKER_RESTARTS = 3  # how often a launcher starts a lost worker again, in all
 WORKERS_GRACE = 60.0  # seconds that a job without any worker waits for them to come back
 
@@ -46,6 +49,11 @@ def on_loss(task: Task, *, leader: Task | None, has_servers: bool) -> OnLoss:
       has_servers: whether there are parameter servers, with workers that a coordinator leads.
     """
     return OnLoss.REPLACE if has_servers and task.job == "worker" and task != leader else OnLoss.END
+
+
+def status_after_loss() -> int:
+    """Returns the exit status of a process that ends since it has lost another task."""
+    return environment_variables.count(environment_variables.LOSS_STATUS, os.environ) or 1
 
 
 @dataclass(frozen=True)
@@ -78,6 +86,15 @@ class LossPolicy:
         workers = frozenset(task for task in cluster.tasks if task.job == "worker")
         leader = leader_of(cluster)
         return cls(has_servers, workers, grace, leader if has_servers and leader in workers else None)
+
+    def __str__(self) -> str:
+        """The policy in one line, for the user of the job."""
+        if not self.has_servers:
+            return "the loss of any task ends the job"
+        return (
+            "the job goes on without a worker that is lost, which its launcher starts again; it waits "
+            f"{self.workers_grace:g} s for them when none is left, and the loss of any other task ends it"
+        )
 
     def ends_job(self, lost: Collection[Task]) -> bool:
         """Returns whether the loss of these tasks ends the job at once."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tf2dist.errors import TrainingError, UsageError
-from tf2dist.runtime import session
+from tf2dist.input.input_progress import InputProgress, Unwatched
 from tf2dist.system import environment_variables
 
 _log = logging.getLogger("tf2dist")
@@ -34,6 +34,7 @@ class BatchReader:
       what: names the data in messages.
       first: number of the first batch, in messages.
       put_back: gets the batches that were read and that nobody has taken.
+      progress: is told when batches are passed over, and when one does not come.
 
     Attributes:
       failure: what was wrong with the data, as it was raised where they are taken; None if nothing was.
@@ -45,8 +46,10 @@ class BatchReader:
         what: str,
         first: int = 0,
         put_back: Callable[[list[Any]], None] | None = None,
+        progress: InputProgress | None = None,
     ) -> None:
         self.failure: BaseException | None = None
+        self._progress = progress or Unwatched()
         self._open, self._what, self._first, self._put_back = open_batches, what, first, put_back
         try:
             self._limit = environment_variables.seconds(environment_variables.BATCH_TIMEOUT, os.environ, BATCH_SECONDS)
@@ -67,7 +70,7 @@ class BatchReader:
 
     def has_skipped(self) -> None:
         """Says, in the thread that reads, that it passed over a batch; the time for the next one begins."""
-        session.current().progress.moves()
+        self._progress.moves()
         with self._changed:
             self._skipped += 1
             if self._skipped == 1:
@@ -108,7 +111,7 @@ class BatchReader:
             raise self.failure
 
     def _take(self) -> list[Any]:
-        waited, skipped, progress = 0.0, 0, session.current().progress
+        waited, skipped = 0.0, 0
         with self._changed:
             while not (self._ready or self._ended or self._closed or self._error):
                 began_to_wait = self._taken < self._allowed
@@ -116,10 +119,10 @@ class BatchReader:
                     waited, skipped = 0.0, self._skipped
                 if not self._changed.wait(_LOOK_SECONDS) and began_to_wait:
                     waited += _LOOK_SECONDS  # and no clock, which goes on while the machine stands still
-                    progress.waits_for_input(True)
+                    self._progress.waits_for_input(True)
                     self._check_time(waited)
             if waited:
-                progress.waits_for_input(False)
+                self._progress.waits_for_input(False)
             if self._ready:
                 self._taken += 1
                 self._changed.notify_all()

@@ -16,6 +16,7 @@ from tf2dist.input.class_weight import ClassWeight
 from tf2dist.input.data_adapter import FiniteDataAdapter
 from tf2dist.input.dataset_adapter import DatasetAdapter
 from tf2dist.input.input_function_adapter import InputFunctionAdapter
+from tf2dist.input.input_progress import InputProgress
 from tf2dist.input.python_adapter import PythonAdapter
 from tf2dist.input.python_source import PythonSource, is_python_source
 from tf2dist.input.sparse_ragged_rows import as_composite, batches_of_rows, has_tensor_rows, is_composite, row_count
@@ -31,6 +32,7 @@ def make_data_adapter(
     seed: int = 0,
     steps: int | None = None,
     class_weight: Mapping[int, float] | None = None,
+    progress: InputProgress | None = None,
 ) -> Examples | DatasetAdapter | InputFunctionAdapter | PythonAdapter:
     """Adapts anything that `fit` takes as training data.
 
@@ -43,6 +45,7 @@ def make_data_adapter(
       steps: batches to use in each pass; of arrays without a batch size, the batches that a pass is cut
         into, as in Keras (without either a batch holds 32 examples).
       class_weight: weight of each class's examples.
+      progress: is told how batches come that Python makes.
 
     Raises:
       ValueError: for data of an unknown kind, and for a `batch_size` that is missing or contradicts the data's own.
@@ -64,7 +67,7 @@ def make_data_adapter(
     elif isinstance(data, tf.data.Dataset):
         adapter = DatasetAdapter(data, steps)
     elif is_python_source(data):
-        adapter = PythonAdapter(PythonSource(data, seed), steps, shuffle=bool(shuffle))
+        adapter = PythonAdapter(PythonSource(data, seed, progress), steps, shuffle=bool(shuffle))
     elif callable(data):
         adapter = InputFunctionAdapter(data)
     elif has_tensor_rows(data):
@@ -119,11 +122,13 @@ def _as_keras_takes(value: Any) -> Any:
     return array.astype(keras.config.floatx(), copy=False) if is_float else array
 
 
-def make_finite_adapter(data: Any, *, batch_size: int | None = None, steps: int | None = None) -> FiniteDataAdapter:
+def make_finite_adapter(
+    data: Any, *, batch_size: int | None = None, steps: int | None = None, progress: InputProgress | None = None
+) -> FiniteDataAdapter:
     """Adapts anything that `evaluate` and `predict` take, to be read once from beginning to end.
 
     A function is called once, as for a job of one process; its Dataset is then cut like any other, so that every
-    example is used once.
+    example is used once. `progress` is told how batches come that Python makes.
 
     Raises:
       ValueError: as `make_data_adapter`.
@@ -132,7 +137,7 @@ def make_finite_adapter(data: Any, *, batch_size: int | None = None, steps: int 
         data = data(tf.distribute.InputContext())
         if not isinstance(data, tf.data.Dataset):
             raise UsageError(f"the data function must return a tf.data.Dataset, found {type(data).__name__}")
-    adapter = make_data_adapter(data, batch_size=batch_size, steps=steps)
+    adapter = make_data_adapter(data, batch_size=batch_size, steps=steps, progress=progress)
     if isinstance(adapter, InputFunctionAdapter):
         raise UsageError("a data function must be given as it is, and return a tf.data.Dataset")
     if steps and isinstance(adapter, Examples):

@@ -19,8 +19,8 @@ from tf2dist.errors import TrainingError, UsageError
 from tf2dist.input import py_dataset_workers
 from tf2dist.input.batch_format import as_spec, common_spec, in_words, spec_of, standardized
 from tf2dist.input.batch_reader_thread import BatchReader
+from tf2dist.input.input_progress import InputProgress, Unwatched
 from tf2dist.input.sparse_ragged_rows import is_composite
-from tf2dist.runtime import session
 
 _PEEKED = 2  # batches from which shapes are taken, as in Keras: a size that differs between them varies
 _KEPT_BYTES = 1 << 30  # of an iterator whose length nobody says
@@ -44,10 +44,12 @@ class PythonSource:
     Args:
       data: a `PyDataset`, an iterable of batches, or an iterator, which goes on where it was left.
       seed: of the order of the batches of a `PyDataset`; None for their own.
+      progress: is told when data is read without a step, and when a batch does not come.
     """
 
-    def __init__(self, data: Any, seed: int | None = None):
+    def __init__(self, data: Any, seed: int | None = None, progress: InputProgress | None = None):
         self._data, self._seed = data, seed
+        self._progress = progress or Unwatched()
         self.name = f"the {type(data).__name__}"
         self._iterator = _Iterator.of(data) if isinstance(data, Iterator) else None
         self._kept: list[Any] | None = None  # all batches of an iterator
@@ -99,7 +101,7 @@ class PythonSource:
     def _read(self, open_batches: Callable[[BatchReader], Any], most: int = 1 << 62) -> Iterator[Any]:
         """Yields up to `most` batches as they come, each within the time limit."""
         opened: list[BatchReader] = []
-        reader = BatchReader(lambda: open_batches(opened[0]), self.name, put_back=self._put_back)
+        reader = BatchReader(lambda: open_batches(opened[0]), self.name, 0, self._put_back, self._progress)
         opened.append(reader)
         try:
             reader.allow(most)
@@ -107,7 +109,7 @@ class PythonSource:
                 taken = reader.take()
                 if not taken:
                     return
-                session.current().progress.moves()
+                self._progress.moves()
                 yield taken[0]
         finally:
             reader.close()
@@ -175,7 +177,7 @@ class PythonSource:
                 yield self._checked(batch, number)
                 number += 1
 
-        reader = BatchReader(batches, self.name, start, self._put_back)
+        reader = BatchReader(batches, self.name, start, self._put_back, self._progress)
         opened.append(reader)
         return reader
 

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from tf2dist.cluster.loss_policy import LOST_ANOTHER
 from tf2dist.errors import START_AGAIN
 from tf2dist.launch import signals
 from tf2dist.launch.console_output import STDERR, STDOUT, LineSplitter, OutputQueue, prefix
@@ -31,6 +32,7 @@ from tf2dist.system import linux
 
 _MARK = "TF2DIST_JOB"  # in the environment of everything that a group starts
 _FORK_SERVER_GRACE = 10.0  # seconds past the last deadline after which the fork server itself is killed
+_CAUSE_GRACE = 5.0  # seconds for a process to end that another one has lost, and has ended for
 _LONGEST_POLL = 86400.0  # seconds; poll takes milliseconds of 32 bits
 _RESTART_DELAY = 1.0  # seconds before a failed worker is started again
 _WHOLE_PIPE = 1 << 20  # bytes; more than a pipe holds, so one read empties it
@@ -69,6 +71,7 @@ class ProcessGroup:
         self._reason = ""
         self._alive = True  # does the fork server run, and with it any process?
         self._failed: int | None = None  # the process that ended the group
+        self._victim: int | None = None  # the first that has ended since it has lost another one, which is awaited
         self._interrupted: signal.Signals | None = None  # by this signal to the launcher
         self._interrupted_at = 0.0  # by the monotonic clock
         self._preempted = False
@@ -204,21 +207,41 @@ class ProcessGroup:
             self._injector.ended(self._processes[key].name)
         for fd in [fd for fd, lines in self._streams.items() if lines.key == key]:
             self._read(fd, _WHOLE_PIPE)  # but a process that it left behind may hold the pipe open
+        has_lost, status = status == LOST_ANOTHER, 1 if status == LOST_ANOTHER else status
         if status not in (0, START_AGAIN) and self._status is None and self._restart(key, status):
             return
         self._statuses[key] = status
         if status == START_AGAIN:
             self._note_preemption(key)
         elif status != 0 and self._status is None and not self._goes_on_without(key, status):
-            self._failed = key
-            self._stop(status if status > 0 else 128 - status, "")
+            self._fail(key, has_lost)
         for other in [other for other in self._pending if self._coordinator_of(other) == key]:
             self._statuses[other] = self._pending.pop(other)  # nobody is left who would need it
         left = [process for other, process in enumerate(self._processes) if other not in self._statuses]
-        if not left:
+        if self._victim is not None and self._status is None:
+            if not left:
+                self._fail(self._victim)
+        elif not left:
             self._stop(0, "")
         elif all(process.serves for process in left):
             self._end_servers(key)
+
+    def _fail(self, key: int, has_lost: bool = False) -> None:
+        """Ends the group with the status of a process that has failed.
+
+        Args:
+          key: the process.
+          has_lost: it has ended since it has lost another one. If that ends in time, whatever its status, it has
+            failed first. It may hang, or be on a host that is lost: then this one's failure is all that is known.
+        """
+        if has_lost:
+            if self._victim is None:
+                self._victim = key
+                self._at(time.monotonic() + _CAUSE_GRACE, lambda: self._fail(key))
+            return
+        self._failed = key
+        status = self._statuses[key]
+        self._stop(status if status > 0 else 128 - status, "")
 
     def _note_preemption(self, key: int) -> None:
         """Ends the group: a process that was asked to stop says that the job is to be started again.

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 
 from tf2dist.cluster.heartbeat import TaskLostError
+from tf2dist.cluster.loss_policy import status_after_loss
 from tf2dist.cluster.rendezvous import RendezvousError
 from tf2dist.errors import CheckpointError, TrainingError, UsageError
 
@@ -29,7 +30,8 @@ def explain(
 ) -> tuple[int, str] | None:
     """Returns the exit status of the process that an error ends, and one line for the user.
 
-    The status is 2 for a wrong command or call, 1 for a job that failed. None for any other error, and for one that
+    The status is 2 for a wrong command or call, 1 for a job that failed, and `status_after_loss` if that has happened
+    elsewhere. None for any other error, and for one that
     was caused by another: a traceback says more.
 
     Args:
@@ -39,16 +41,17 @@ def explain(
       leader: what the first peer is called, in which TensorFlow's coordination service runs.
     """
     if isinstance(error, (UsageError, *_FAILED_JOB)) and error.__cause__ is None:
-        return 2 if isinstance(error, UsageError) else 1, one_line(error)
+        elsewhere = status_after_loss() if isinstance(error, TaskLostError) else 1
+        return 2 if isinstance(error, UsageError) else elsewhere, one_line(error)
     if not is_tensorflow_error(error) or _is_of_the_program(error):
         return None
     lost = wait_for_loss(_LOSS_TIMEOUT)
     if lost and (type(error).__name__ not in _OF_FILES_TOO or _names(str(error), lost)):
-        return 1, f"{lost} ({type(error).__name__})"
+        return status_after_loss(), f"{lost} ({type(error).__name__})"
     if silent := _without_heartbeats(str(error)):
-        return 1, f"{silent} has given no sign of life ({type(error).__name__})"
+        return status_after_loss(), f"{silent} has given no sign of life ({type(error).__name__})"
     if _SERVICE in str(error):
-        return 1, f"{leader} has not answered in time ({type(error).__name__})"
+        return status_after_loss(), f"{leader} has not answered in time ({type(error).__name__})"
     return None
 
 

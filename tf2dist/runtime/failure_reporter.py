@@ -62,11 +62,12 @@ class FailureReporter:
             threading.Event().wait()
         self._call_callbacks()
 
-    def end_for_loss(self, why: str) -> None:
-        """Ends this process with status 1, since a task was lost; for threads of the monitor.
+    def end_process(self, why: str, status: int) -> None:
+        """Ends this process, since the job cannot go on; for threads of the monitor.
 
         Args:
           why: one line, logged unless the main thread reports an error of its own.
+          status: the exit status.
         """
         try:
             if self._claim_report():
@@ -76,7 +77,7 @@ class FailureReporter:
             else:
                 threading.Event().wait(EXIT_GRACE)  # the main thread exits in this time; TensorFlow may hang there
         finally:
-            exit_now(1)
+            exit_now(status)
 
     def at_exit(self, end: Callable[[], object]) -> None:
         """Calls `end` when the program ends without an error; else `fail`."""

@@ -10,11 +10,11 @@ import os
 import signal
 import sys
 import threading
-import time
 from typing import NoReturn
 
 from tf2dist.cluster import heartbeat, rendezvous, stalls
 from tf2dist.cluster.heartbeat import TaskConnection, TaskLostError
+from tf2dist.cluster.loss_policy import status_after_loss
 from tf2dist.cluster.roles import leader_of
 from tf2dist.cluster.spec import Cluster, Task
 from tf2dist.errors import UsageError
@@ -25,7 +25,6 @@ from tf2dist.runtime.sigterm import SigtermHandler
 from tf2dist.runtime.tensorflow_import import import_tensorflow
 from tf2dist.system import gpus, linux
 
-_LEADER_FIRST = 1.0  # seconds after the coordinator's loss: a launcher is to see its exit before this process's
 _ANSWER_LIMIT = 20.0  # seconds that the coordinator has to answer a server that was asked to stop; it may be tracing
 _log = logging.getLogger("tf2dist")
 
@@ -98,16 +97,15 @@ class _StopRequest:
 
 
 def serve_and_exit(cluster: Cluster, limit: float, preemption: Preemption) -> NoReturn:
-    """Serves until the job is done, and exits; with status 1 and one line when the coordinator is lost."""
+    """Serves until the job is done, and exits; with one line and `status_after_loss` when the coordinator is lost."""
     log_to_stderr()
     quiet_tensorflow()
     try:
         status = serve(cluster, limit, preemption)
     except (TaskLostError, UsageError, rendezvous.RendezvousError) as error:
-        if isinstance(error, TaskLostError):
-            time.sleep(_LEADER_FIRST)
         _log.error("tf2dist: %s: %s", cluster.task, error)
-        exit_now(2 if isinstance(error, UsageError) else 1)
+        failed = status_after_loss() if isinstance(error, TaskLostError) else 1
+        exit_now(2 if isinstance(error, UsageError) else failed)
     exit_now(status)
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 from typing import TYPE_CHECKING
 
 from tf2dist.cluster import environments, rendezvous
-from tf2dist.cluster.loss_policy import LossPolicy
+from tf2dist.cluster.loss_policy import LossPolicy, status_after_loss
 from tf2dist.cluster.roles import Role, followers_of, leader_of, role_of
 from tf2dist.cluster.spec import Cluster, Task
 from tf2dist.cluster.stalls import Progress
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     import tensorflow as tf
+
+_log = logging.getLogger("tf2dist")
 
 _SAVE_GRACE = 60.0  # seconds for what is being saved when another task is lost; platforms may give less
 _MARK_GRACE = 5.0  # seconds to note in files that the job was preempted; they may be on a file system that hangs
@@ -76,6 +79,7 @@ class Session(FailureReporter):
         self._start_timeout = start_timeout
         self._monitor: LeaderMonitor | FollowerMonitor | None = None
         self._leads = leads
+        self._unsaid_policy: LossPolicy | None = None  # that the user is told when the first training begins
 
     @property
     def is_evaluator(self) -> bool:
@@ -117,12 +121,20 @@ class Session(FailureReporter):
         """
         if limit is not None and not self.is_evaluator:
             name = str(self.cluster.task) if self.cluster else "this process"
-            StallWatch(limit, name, self.progress, self.end_for_loss, self._monitor)
+            StallWatch(limit, name, self.progress, self.end_process, self._monitor)
+
+    def announce(self, policy: LossPolicy) -> LossPolicy:
+        """Has the user told of the policy, once, when the first training begins; returns it."""
+        self._unsaid_policy = policy
+        return policy
 
     def begin_training(self, first: int, end: int) -> None:
         """Notes for the launcher that a call of `fit` begins, from one global step to another one."""
         if self._leads:
             _step_report.begin(first, end)
+        if self._unsaid_policy is not None:
+            _log.info("tf2dist: %s", self._unsaid_policy)
+            self._unsaid_policy = None
 
     def report_step(self, step: int) -> None:
         """Tells the launcher, if it wants to know, at which global step the call of `fit` is."""
@@ -155,12 +167,20 @@ class Session(FailureReporter):
         self._monitor = monitor
 
     def end_for_loss(self, why: str) -> None:
-        """As `FailureReporter.end_for_loss`, unless the job was asked to stop: its tasks may end then."""
+        """Ends this process, since another task was lost and the loss policy ends the job; for threads of the monitor.
+
+        Args:
+          why: one line, logged unless the main thread reports an error of its own.
+        """
+        self.end_process(why, status_after_loss())
+
+    def end_process(self, why: str, status: int = 1) -> None:
+        """As `FailureReporter.end_process`, unless the job was asked to stop: its tasks may end then."""
         if self.preemption.ends_job:
             self.preemption.wait_while_saving(_SAVE_GRACE)
             call_for(_MARK_GRACE, self.preemption.finish)
             exit_now(START_AGAIN)
-        super().end_for_loss(why)
+        super().end_process(why, status)
 
     def end_job_at_exit(self, end: Callable[[int], int] = lambda status: status) -> None:
         """Has the job end when the program ends without an error.
@@ -355,7 +375,7 @@ def _make_strategy(
 def _begin_coordinator(session: Session, cluster: Cluster, limit: float) -> None:
     """Finds the servers and monitors them."""
     rendezvous.check_port_free(cluster)
-    policy = LossPolicy.of(cluster, has_servers=True)
+    policy = session.announce(LossPolicy.of(cluster, has_servers=True))
     if leader_of(cluster).job == "worker":
         fork_worker_0_server(cluster, limit, session.preemption)
     monitor = LeaderMonitor(

@@ -19,6 +19,7 @@ GPUS_SHARED_BY = "TF2DIST_GPUS_SHARED_BY"  # how many processes of the job use o
 GPUS_GIVEN = "TF2DIST_GPUS_GIVEN"  # how many GPUs a process was promised; it ends where TensorFlow uses fewer
 PREEMPTIBLE = "TF2DIST_PREEMPTIBLE"  # 1: SIGTERM has the job save and end with status 75, where it can; 0: it does not
 STEP_FILE = "TF2DIST_STEP_FILE"  # where the task that leads writes how many steps it has made, for its launcher
+LOSS_STATUS = "TF2DIST_LOSS_STATUS"  # with which a task ends that has lost another one; 1 if not set
 PREEMPTED_FILE = "TF2DIST_PREEMPTED_FILE"  # is made by the task that leads when its job ends to be started again
 
 # Set before TensorFlow is imported, unless the user has set them.

@@ -132,7 +132,7 @@ def fit(
     seed = shuffle_seed.begin_call(model, initial_epoch) if seed is None else seed
     adapter = make_data_adapter(
         data, batch_size=batch_size, shuffle=shuffle, seed=seed, class_weight=class_weight,
-        steps=steps_per_epoch if takes_batch_size(data) else None,
+        steps=steps_per_epoch if takes_batch_size(data) else None, progress=session.current().progress,
     )  # fmt: skip
 
     @functools.cache
@@ -279,7 +279,8 @@ def predict(
 
 def _one_pass(data: Any, batch_size: int | None, steps: int | None, name: str) -> FiniteDataAdapter:
     """The adapter of data that `evaluate` and `predict` read; `name` is what a user calls the steps."""
-    adapter = make_finite_adapter(data, batch_size=batch_size, steps=steps)
+    progress = session.current().progress
+    adapter = make_finite_adapter(data, batch_size=batch_size, steps=steps, progress=progress)
     limited = _capped(adapter.steps, keras.config.max_steps_per_epoch(), name)
     if limited is not None and limited != adapter.steps:
         adapter = adapter.first(limited)

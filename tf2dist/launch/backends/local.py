@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tf2dist.cluster.loss_policy import LOST_ANOTHER
 from tf2dist.cluster.spec import Cluster
 from tf2dist.errors import UsageError
 from tf2dist.launch import cluster_layout, fault_plan, free_ports, gpu_sharing, network_namespace, supervisor
@@ -22,7 +23,7 @@ from tf2dist.launch.supervisor import supervise
 from tf2dist.launch.threads_per_operation import thread_variables
 from tf2dist.launch.user_program import python_arguments
 from tf2dist.system import linux
-from tf2dist.system.environment_variables import JOB_ID, LAUNCHED_AT, PREEMPTIBLE
+from tf2dist.system.environment_variables import JOB_ID, LAUNCHED_AT, LOSS_STATUS, PREEMPTIBLE
 
 _LOOPBACK = (LOCALHOST, "127.0.0.1")
 _PRELOAD = ("tensorflow", "keras", "tf2dist.training.api")
@@ -142,6 +143,7 @@ def _run(
         PREEMPTIBLE: os.environ.get(PREEMPTIBLE) or "1",
         **env,
         JOB_ID: uuid.uuid4().hex,
+        LOSS_STATUS: str(LOST_ANOTHER),
     }
     # In a network of its own nobody else takes a port.
     fixed = port or settings.get("isolate")

@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tf2dist.cluster import rendezvous
+from tf2dist.cluster.loss_policy import LOST_ANOTHER
 from tf2dist.cluster.spec import Cluster
 from tf2dist.errors import UsageError
 from tf2dist.launch import cluster_layout, gpu_sharing, supervisor
@@ -33,7 +34,7 @@ from tf2dist.launch.process_group_settings import Settings
 from tf2dist.launch.supervisor import supervise
 from tf2dist.launch.user_program import is_script
 from tf2dist.system import linux
-from tf2dist.system.environment_variables import JOB_ID, LAUNCHED_AT, PREEMPTIBLE
+from tf2dist.system.environment_variables import JOB_ID, LAUNCHED_AT, LOSS_STATUS, PREEMPTIBLE
 
 # Variables that concern a job are forwarded when they begin so; others are named with --env.
 _FORWARDED = ("TF_", "TF2DIST_", "TFDS_", "KERAS_", "XLA_", "GRPC_", "NCCL_", "CUDA_", "OMP_", "PYTHON")
@@ -102,7 +103,7 @@ class SshBackend:
         sharing = _check_hosts(options, ssh, layout, cluster, env, directory, program)
         variables, job_id = gpu_sharing.agreed(sharing), uuid.uuid4().hex
         for order, place in zip(orders, layout.placed, strict=True):
-            order["agent"]["env"] |= {**variables[str(place.task)], JOB_ID: job_id}
+            order["agent"]["env"] |= {**variables[str(place.task)], JOB_ID: job_id, LOSS_STATUS: str(LOST_ANOTHER)}
         for host, found in sharing.items():
             if found.note:
                 print(f"launch: {host}: {found.note}", file=sys.stderr)
