@@ -60,6 +60,17 @@ def test_another_model_is_used_by_a_callback(tf, results):
         np.testing.assert_allclose(ours, theirs, rtol=1e-3)
 
 
+def test_a_call_is_interrupted_and_its_gradient_computed_again(tf, results):
+    """The connection to a worker breaks, and the worker lives; whoever had its token is gone."""
+    with tf2dist.make_strategy("one").scope():
+        model = classifier(OPTIMIZERS["sgd"]())
+    expected, history = alone(model, data(), epochs=2)
+    assert results["interrupted"] == 1
+    for ours, theirs in zip(results["weights"]["interrupted"], expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-5)
+    np.testing.assert_allclose(results["history"]["interrupted"]["loss"], history["loss"], rtol=1e-4)
+
+
 def test_sparse_gradients(tf, results):
     """Slices of both workers are joined, not made dense on the way."""
     with tf2dist.make_strategy("one").scope():

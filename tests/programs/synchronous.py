@@ -15,6 +15,7 @@ out = pathlib.Path(sys.argv[1])
 
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
+import tensorflow as tf  # noqa: E402
 
 from tests.models import OPTIMIZERS, classifier, data, embedder, sentences, weighted, weights  # noqa: E402
 
@@ -105,4 +106,33 @@ for column in range(2):
     rows = np.tile(np.eye(2, dtype=np.float32)[column], (32, 1)), np.full((32, 1), 1000.0, np.float32)
     fit(f"late {column}", model, rows, BACKUP, epochs=4)
     time.sleep(1)
+
+from tensorflow.python.distribute.coordinator.cluster_coordinator import Closure  # noqa: E402
+
+from tf2dist.parameter_server.synchronous_update import SynchronousUpdate  # noqa: E402
+
+made, broken = [], []
+init, execute_on = SynchronousUpdate.__init__, Closure.execute_on
+
+
+def note(self, *arguments):
+    init(self, *arguments)
+    made.append(self)
+
+
+def break_once(self, worker):
+    """Breaks the connection to worker 0 when its call has taken a token, and computes the gradient."""
+    if made and worker.worker_index == 0 and not broken:
+        with tf.device(made[0]._device):
+            token = tf.raw_ops.QueueDequeueV2(handle=made[0]._token_queue(0), component_types=[tf.int64])
+        broken.append(int(token[0]))
+        raise tf.errors.CancelledError(None, None, "the connection to /job:worker/replica:0/task:0 was reset")
+    execute_on(self, worker)
+
+
+SynchronousUpdate.__init__, Closure.execute_on = note, break_once
+with strategy.scope():
+    model = classifier(OPTIMIZERS["sgd"]())
+fit("interrupted", model, data(), epochs=2)
+results["interrupted"] = len(broken)
 out.write_text(json.dumps(results))

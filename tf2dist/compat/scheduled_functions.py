@@ -31,6 +31,7 @@ class _ObservedQueue(cluster_coordinator._CoordinatedClosureQueue):
     def __init__(self):
         super().__init__()
         self.idle: set[Any] = set()  # workers
+        self.interrupted: list[Any] = []  # workers whose function has ended without a result, and is run again
         self._closures: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # by remote value
         self._abandoned: weakref.WeakSet = weakref.WeakSet()  # closures
         self._here = threading.local()  # what this thread's worker is at
@@ -41,7 +42,7 @@ class _ObservedQueue(cluster_coordinator._CoordinatedClosureQueue):
         super().put(closure, tag)
 
     def get(self, timeout=None, tag=None):
-        self._here.closure = None
+        self._here.closure, self._here.worker = None, tag
         self.idle.add(tag)
         try:
             self._here.closure = super().get(timeout, tag)
@@ -54,6 +55,7 @@ class _ObservedQueue(cluster_coordinator._CoordinatedClosureQueue):
 
     def put_back(self, closure):
         self._here.closure = None
+        self.interrupted.append(self._here.worker)
         super().put_back(closure)
 
     def mark_failed(self, e):
@@ -70,6 +72,12 @@ def idle_workers(coordinator: tf.distribute.coordinator.ClusterCoordinator) -> s
     """
     queue = _queue(coordinator)
     return set(queue.idle) if queue is not None and not queue._queue.qsize() else set()
+
+
+def interrupted_workers(coordinator: tf.distribute.coordinator.ClusterCoordinator) -> list[int]:
+    """Of each function that is run again, since its worker or the connection to it was lost, that worker; in order."""
+    queue = _queue(coordinator)
+    return [] if queue is None else [*queue.interrupted]
 
 
 def abandon(coordinator: tf.distribute.coordinator.ClusterCoordinator, remote: RemoteValueImpl) -> None:

@@ -7,6 +7,7 @@ as enough of them are left (`synchronous_update`). When a worker dies, the other
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
@@ -32,6 +33,9 @@ from tf2dist.parameter_server.worker_pool import WorkerPool, repeat_element, thi
 from tf2dist.runtime import session
 
 _CHECK_SECONDS = 0.5  # between two looks for failed or lost workers
+_GRADIENT_SECONDS = 10.0  # after a call was interrupted, for the update to be made all the same
+
+_log = logging.getLogger("tf2dist")
 
 
 class _Stream(NamedTuple):
@@ -216,6 +220,8 @@ class _WorkerWatch:
     def __init__(self, pool: WorkerPool, update: SynchronousUpdate, needed: int, end: int):
         self._pool, self._update, self._needed, self._end = pool, update, needed, end
         self._quotas = gradient_quotas(pool.count, needed)
+        self._interruptions = len(pool.interruptions())
+        self._suspects: list[tuple[float, int, int]] = []  # when to look, a worker, and the update it was at
         update.set_quotas(self._quotas)
         self._error: Exception | None = None
         self._over = threading.Event()
@@ -245,3 +251,22 @@ class _WorkerWatch:
                 self._quotas = quotas
                 self._update.set_quotas(quotas)
                 self._update.hand_out_more(more, self._end)
+            self._replace_lost_tokens()
+
+    def _replace_lost_tokens(self) -> None:
+        """Gives a worker another token if its call was interrupted, and the update was not made in some time.
+
+        Where the connection to a worker breaks and the worker lives, TensorFlow calls it again, and nobody knows
+        whether it had taken a token. If it had not, its gradient comes once too often, and is dropped as one that is
+        late.
+        """
+        found = self._pool.interruptions()
+        now, number = time.monotonic(), self._update.number
+        self._suspects += [(now + _GRADIENT_SECONDS, worker, number) for worker in found[self._interruptions :]]
+        self._interruptions = len(found)
+        due = [suspect for suspect in self._suspects if suspect[0] <= now]
+        self._suspects = [suspect for suspect in self._suspects if suspect[0] > now]
+        for _, worker, was_at in due:
+            if number == was_at and self._quotas[worker]:
+                _log.warning("tf2dist: a call of worker %d was interrupted; it computes another gradient", worker)
+                self._update.hand_out_more([int(w == worker) for w in range(self._pool.count)], self._end)

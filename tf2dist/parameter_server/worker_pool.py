@@ -20,6 +20,7 @@ from tf2dist.compat.scheduled_functions import (
     cancel_scheduled,
     has_ended,
     idle_workers,
+    interrupted_workers,
     observe_scheduling,
 )
 from tf2dist.compat.strategy_internals import LOST_TASK_ERRORS, worker_count
@@ -70,6 +71,10 @@ class WorkerPool:
     def has_idle_worker(self) -> bool:
         """Whether a worker that is not lost is idle."""
         return bool(idle_workers(self._coordinator) - session.current().unused_workers())
+
+    def interruptions(self) -> list[int]:
+        """Of each function that is run again, since its worker or the connection to it was lost, that worker."""
+        return interrupted_workers(self._coordinator)
 
     def keep_busy(self, free: Callable[[], object]) -> None:
         """Notes that all workers are to run functions of this pool that end when `free`, a method, is called.
