@@ -101,12 +101,6 @@ def test_tables_for_readers_say_what_happens(text):
     assert said == {("coordinator", True), ("ps", True), ("peer", False), *both}
 
 
-def test_a_policy_in_one_line(monkeypatch):
-    monkeypatch.setenv("TF2DIST_WORKERS_GRACE", "7")
-    assert "waits 7 s" in str(LossPolicy.of(a_cluster(chief=1, worker=2, ps=1), has_servers=True))
-    assert str(LossPolicy(has_servers=False)) == "the loss of any task ends the job"
-
-
 def test_what_a_task_that_has_lost_another_one_ends_with(monkeypatch):
     monkeypatch.delenv("TF2DIST_LOSS_STATUS", raising=False)
     assert loss_policy.status_after_loss() == 1

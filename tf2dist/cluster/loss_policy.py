@@ -87,15 +87,6 @@ class LossPolicy:
         leader = leader_of(cluster)
         return cls(has_servers, workers, grace, leader if has_servers and leader in workers else None)
 
-    def __str__(self) -> str:
-        """The policy in one line, for the user of the job."""
-        if not self.has_servers:
-            return "the loss of any task ends the job"
-        return (
-            "the job goes on without a worker that is lost, which its launcher starts again; it waits "
-            f"{self.workers_grace:g} s for them when none is left, and the loss of any other task ends it"
-        )
-
     def ends_job(self, lost: Collection[Task]) -> bool:
         """Returns whether the loss of these tasks ends the job at once."""
         if self.irreplaceable in lost and self.waits_for_workers(lost):

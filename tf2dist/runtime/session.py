@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import os
 from typing import TYPE_CHECKING
 
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     import tensorflow as tf
-
-_log = logging.getLogger("tf2dist")
 
 _SAVE_GRACE = 60.0  # seconds for what is being saved when another task is lost; platforms may give less
 _MARK_GRACE = 5.0  # seconds to note in files that the job was preempted; they may be on a file system that hangs
@@ -79,7 +76,6 @@ class Session(FailureReporter):
         self._start_timeout = start_timeout
         self._monitor: LeaderMonitor | FollowerMonitor | None = None
         self._leads = leads
-        self._unsaid_policy: LossPolicy | None = None  # that the user is told when the first training begins
 
     @property
     def is_evaluator(self) -> bool:
@@ -123,18 +119,10 @@ class Session(FailureReporter):
             name = str(self.cluster.task) if self.cluster else "this process"
             StallWatch(limit, name, self.progress, self.end_process, self._monitor)
 
-    def announce(self, policy: LossPolicy) -> LossPolicy:
-        """Has the user told of the policy, once, when the first training begins; returns it."""
-        self._unsaid_policy = policy
-        return policy
-
     def begin_training(self, first: int, end: int) -> None:
         """Notes for the launcher that a call of `fit` begins, from one global step to another one."""
         if self._leads:
             _step_report.begin(first, end)
-        if self._unsaid_policy is not None:
-            _log.info("tf2dist: %s", self._unsaid_policy)
-            self._unsaid_policy = None
 
     def report_step(self, step: int) -> None:
         """Tells the launcher, if it wants to know, at which global step the call of `fit` is."""
@@ -375,7 +363,7 @@ def _make_strategy(
 def _begin_coordinator(session: Session, cluster: Cluster, limit: float) -> None:
     """Finds the servers and monitors them."""
     rendezvous.check_port_free(cluster)
-    policy = session.announce(LossPolicy.of(cluster, has_servers=True))
+    policy = LossPolicy.of(cluster, has_servers=True)
     if leader_of(cluster).job == "worker":
         fork_worker_0_server(cluster, limit, session.preemption)
     monitor = LeaderMonitor(
