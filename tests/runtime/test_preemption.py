@@ -309,7 +309,7 @@ def test_a_loss_in_a_job_that_was_asked_to_stop_is_no_failure(monkeypatch):
         raise SystemExit
 
     monkeypatch.setattr(session, "exit_now", end)
-    monkeypatch.setattr(session.FailureReporter, "end_for_loss", lambda self, why: ended.append(why))
+    monkeypatch.setattr(session.FailureReporter, "end_process", lambda self, why, status: ended.append(why))
     peer = Session(role=Role.PEER)
     peer.preemption.at_end(lambda: noted.append("noted"))
     peer.end_for_loss("first")
