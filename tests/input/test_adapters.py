@@ -11,7 +11,7 @@ from tf2dist import Examples
 from tf2dist.errors import UsageError
 from tf2dist.input.batch_slicing import ReplicaSlices, one_slice_an_element, slice_bounds
 from tf2dist.input.dataset_adapter import DatasetAdapter, slice_of
-from tf2dist.input.make_adapter import make_data_adapter
+from tf2dist.input.make_adapter import make_data_adapter, make_finite_adapter
 
 ROWS, BATCH = 103, 10
 STEPS = 11
@@ -230,6 +230,17 @@ def test_data_of_another_kind(tf):
         make_data_adapter({"x": 1})
     with pytest.raises(ValueError, match="batched already"):
         make_data_adapter(tf.data.Dataset.range(3), batch_size=2)
+
+
+def test_a_function_that_makes_a_generator_is_named():
+    """Where the generator itself was meant."""
+
+    def rows():
+        yield np.zeros((2, 1)), np.zeros(2)
+
+    for make in (make_data_adapter, make_finite_adapter):
+        with pytest.raises(UsageError, match=r"a function, rows, .*InputContext: too many positional.*as rows\(\)"):
+            make(rows)
 
 
 def of_each_kind(tf, options=None):

@@ -204,11 +204,38 @@ def test_a_batch_of_another_kind(strategy):
         ((x[:16],), r"found float32\[16, 12\]"),
         ((x[0], y[0]), "a batch must hold arrays with a row for each example"),
         ((None,), "x is None"),
+        ((x[:8], y[:7]), "the same number of rows, found x of 8, y of 7"),
+        ((x[:8], y[:8], y[:1]), "x of 8, y of 8, sample_weight of 1"),
+        ((x[:0], y[:0]), "a batch must have rows"),
     ):
         with pytest.raises(ValueError, match=said):
             step(*wrong)
     step((x[:7], y[:7]))  # in a tuple, of fewer rows
     assert tf2dist.updates(model) == 2
+
+
+@pytest.mark.slow
+def test_weights_and_types_may_differ_between_calls(strategy):
+    """As they may in `train_on_batch`: with weights of examples or of classes, or without; of wider numbers."""
+    x, y = data()
+    weight = np.linspace(0.0, 2.0, 16, dtype=np.float32)
+    calls = [
+        ((x[:16], y[:16]), {}),
+        ((x[16:32], y[16:32], weight), {}),
+        ((x[32:48].astype(np.float64), y[32:48].astype(np.int32)), {}),
+        ((x[48:64], y[48:64], weight.astype(np.float64)), {}),
+        ((x[64:80], y[64:80]), {"class_weight": {0: 0.5, 1: 3.0}}),
+        ((x[80:87], y[80:87]), {}),
+    ]
+    with strategy.scope():
+        model = classifier(OPTIMIZERS["momentum"]())
+    theirs, step = classifier(OPTIMIZERS["momentum"]()), tf2dist.step(model)
+    for arguments, options in calls:
+        wanted = theirs.train_on_batch(*arguments, return_dict=True, **options)
+        found = {name: float(value) for name, value in step(*arguments, **options).items()}
+        assert found == pytest.approx(wanted, rel=1e-4)
+    for a, b in zip(weights(model), weights(theirs), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
 
 
 @one

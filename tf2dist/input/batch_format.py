@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tf2dist.errors import TrainingError, UsageError
 from tf2dist.input.array_adapter import array_spec, as_x_y_weight
-from tf2dist.input.sparse_ragged_rows import as_composite, is_composite
+from tf2dist.input.sparse_ragged_rows import as_composite, is_composite, row_count
 
 
 def standardized(batch: Any, name: str) -> Any:
@@ -106,6 +106,40 @@ def _leaf_as_spec(spec: Any, leaf: Any) -> Any:
     if not isinstance(leaf, np.ndarray) or not np.can_cast(leaf.dtype, spec.dtype.as_numpy_dtype, "same_kind"):
         raise TypeError("not alike")
     return leaf.astype(spec.dtype.as_numpy_dtype)
+
+
+def as_dtypes(spec: Any, batch: Any) -> Any:
+    """The batch with its arrays in the dtypes of a spec, where they are of the same kind: float32 for float64, say."""
+    try:
+        tf.nest.assert_same_structure(spec, batch, check_types=False)
+    except ValueError:
+        return batch
+    return tf.nest.map_structure(_leaf_as_dtype, spec, batch)
+
+
+def _leaf_as_dtype(spec: Any, leaf: Any) -> Any:
+    if not isinstance(leaf, np.ndarray) or not isinstance(spec, tf.TensorSpec):
+        return leaf
+    dtype = spec.dtype.as_numpy_dtype
+    numbers = np.issubdtype(leaf.dtype, np.number) and np.issubdtype(dtype, np.number)
+    return leaf.astype(dtype) if numbers and np.can_cast(leaf.dtype, dtype, "same_kind") else leaf
+
+
+def check_rows(batch: tuple[Any, ...]) -> None:
+    """Raises a UsageError if the arrays of a batch, as `standardized`, have no rows, or not the same number of them."""
+    counts = [sorted({row_count(leaf) for leaf in _leaves(part)}) for part in batch]
+    rows = sorted({count for part in counts for count in part})
+    if len(rows) > 1:
+        parts = zip(("x", "y", "sample_weight"), counts, strict=False)
+        found = ", ".join(f"{name} of {' and '.join(map(str, count))}" for name, count in parts if count)
+        raise UsageError(f"the arrays of a batch must have the same number of rows, found {found}")
+    if rows == [0]:
+        raise UsageError("a batch must have rows, and this one has none")
+
+
+def _leaves(part: Any) -> list[Any]:
+    """The arrays and composite tensors of a part of a batch."""
+    return [leaf for leaf in tf.nest.flatten(part) if leaf is not None]
 
 
 def in_words(spec: Any) -> str:

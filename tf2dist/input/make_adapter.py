@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -69,6 +70,7 @@ def make_data_adapter(
     elif is_python_source(data):
         adapter = PythonAdapter(PythonSource(data, seed, progress), steps, shuffle=bool(shuffle))
     elif callable(data):
+        _check_takes_context(data)
         adapter = InputFunctionAdapter(data)
     elif has_tensor_rows(data):
         arrays = _as_keras_takes_all(data)
@@ -134,6 +136,7 @@ def make_finite_adapter(
       ValueError: as `make_data_adapter`.
     """
     if batch_size is None and _is_function(data):
+        _check_takes_context(data)
         data = data(tf.distribute.InputContext())
         if not isinstance(data, tf.data.Dataset):
             raise UsageError(f"the data function must return a tf.data.Dataset, found {type(data).__name__}")
@@ -150,6 +153,20 @@ def make_finite_adapter(
 def takes_batch_size(data: Any) -> bool:
     """Whether the data consists of arrays, which are not batched yet."""
     return not (isinstance(data, (tf.data.Dataset, *_ADAPTERS)) or is_python_source(data) or callable(data))
+
+
+def _check_takes_context(function: Any) -> None:
+    """Raises a UsageError if a function cannot be called with one argument: it may be one that makes a generator."""
+    name = getattr(function, "__name__", type(function).__name__)
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError as error:
+        raise UsageError(
+            f"the data is a function, {name}, which is called with a tf.distribute.InputContext: {error}; give the "
+            f"generator that a function makes as {name}()"
+        ) from None
+    except ValueError:  # one of C, of which nothing is known
+        return
 
 
 def _is_function(data: Any) -> bool:

@@ -10,16 +10,19 @@ import atexit
 import contextlib
 import logging
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tf2dist.compat import versions
 from tf2dist.errors import UsageError
 from tf2dist.execution.train_step_interface import TrainStep
 from tf2dist.input.array_adapter import as_keras_passes
-from tf2dist.input.batch_format import common_spec, in_words, spec_of, standardized
+from tf2dist.input.batch_format import as_dtypes, check_rows, common_spec, in_words, spec_of, standardized
+from tf2dist.input.class_weight import ClassWeight
 from tf2dist.input.given_batches import GivenBatches
 from tf2dist.input.keras_arguments import as_data
 from tf2dist.parameter_server.options import ParameterServer
@@ -81,19 +84,22 @@ class TrainOnBatch:
 
     def __init__(self, model: keras.Model, options: ParameterServer | None):
         self._model, self._options = model, options
-        self._spec: Any = None  # of all batches so far
+        self._specs: dict[bool, Any] = {}  # of all batches so far: of those with weights, and of those without
         self._steps = 0
         self._open: _Open | None = None
         _made.add(self)
 
-    def __call__(self, x: Any, y: Any = None, sample_weight: Any = None) -> dict[str, Any]:
+    def __call__(
+        self, x: Any, y: Any = None, sample_weight: Any = None, class_weight: Mapping[int, float] | None = None
+    ) -> dict[str, Any]:
         """Makes one update.
 
         Args:
           x, y, sample_weight: arrays, or lists or dictionaries of them, with a row for each example of the global
             batch; or, as `x` alone, a tuple `(x, y)` or `(x, y, sample_weight)`. In a multi-worker job give all peers
             the same batches, and as many: each takes its slice, and one that makes a call alone waits for the others.
-            The number of rows may differ between calls.
+            Nothing checks that they are the same. The number of rows may differ between calls.
+          class_weight: weight of each class's examples, as for `fit`; it multiplies `sample_weight`.
 
         Returns:
           The loss and the metrics by name, of this batch alone. Where a worker was lost that has made the update and
@@ -112,24 +118,32 @@ class TrainOnBatch:
             given = as_data(
                 (x,) if isinstance(x, list) and y is None and sample_weight is None else x, y, sample_weight
             )
-            batch = as_keras_passes(standardized(given, _NAME))
+            batch = _weighted(standardized(given, _NAME), class_weight)
+            check_rows(batch if isinstance(batch, tuple) else (batch,))
+            batch = as_keras_passes(batch)
             try:
-                stream = self._stream_of(prepared, spec_of(batch))
+                has_weights = isinstance(batch, tuple) and len(batch) == 3
+                before = self._specs.get(has_weights)
+                batch = batch if before is None else as_dtypes(before, batch)
+                stream = self._stream_of(prepared, before, spec_of(batch))
                 stream.data.give(batch)
-                return self._make_update(stream)
+                logs = self._make_update(stream)
+                self._specs[has_weights] = stream.spec
+                return logs
             except BaseException:
                 self.close()
                 with contextlib.suppress(Exception):  # this error says more
                     prepared.dispatcher.cancel()
                 raise
 
-    def _stream_of(self, prepared: PreparedModel, found: Any) -> _Open:
+    def _stream_of(self, prepared: PreparedModel, before: Any, found: Any) -> _Open:
         """Returns the stream that the next batch, of the spec `found`, is given to: the open one where it can be."""
         try:
-            spec = common_spec([found] if self._spec is None else [self._spec, found], _NAME)
+            spec = common_spec([found] if before is None else [before, found], _NAME)
         except UsageError:
             raise UsageError(
-                f"{_NAME}: a batch is not as those before it: expected {in_words(self._spec)}, found {in_words(found)}"
+                f"{_NAME}: a batch is not as those before it: expected {in_words(before)}, found {in_words(found)}; "
+                "tf2dist.step(model) makes another function for it"
             ) from None
         known = self._open
         if known and known.prepared is prepared and known.number == prepared.streams_opened and known.spec == spec:
@@ -153,7 +167,6 @@ class TrainOnBatch:
                 sums.add(result.sums)
                 is_lost = False
         dispatcher.cancel()  # workers of synchronous servers would wait for the next one, and do nothing else
-        self._spec = stream.spec
         self._steps += 1
         progress.made()
         session.current().report_step(self._steps)
@@ -169,6 +182,15 @@ class TrainOnBatch:
         if self._open is not None:
             self._open.data.close()
             self._open = None
+
+
+def _weighted(batch: Any, class_weight: Mapping[int, float] | None) -> Any:
+    """The batch with weights for its classes, if there are any; of arrays."""
+    if not class_weight:
+        return batch
+    x, *others = batch if isinstance(batch, tuple) else (batch,)
+    weights = ClassWeight.of(class_weight)(x, *tf.nest.map_structure(tf.convert_to_tensor, others))[2]
+    return x, others[0], weights.numpy()
 
 
 _made: weakref.WeakSet[TrainOnBatch] = weakref.WeakSet()
