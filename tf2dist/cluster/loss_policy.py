@@ -27,8 +27,9 @@ from tf2dist.cluster.spec import Cluster, ClusterError, Task
 from tf2dist.system import environment_variables
 
 # The exit status of a task that ends since it has lost another one, where a launcher has asked for it: whatever order
-# their ends are seen in, the lost one is the cause.
-LOST_ANOTHER = 76
+# their ends are seen in, the lost one is the cause. Programs hardly use what lies between sysexits.h, which ends at 78,
+# and the statuses of shells, which begin at 126.
+LOST_ANOTHER = 93
 WORKER_RESTARTS = 3  # how often a launcher starts a lost worker again, in all
 WORKERS_GRACE = 60.0  # seconds that a job without any worker waits for them to come back
 
