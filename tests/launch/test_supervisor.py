@@ -498,6 +498,7 @@ def test_who_has_lost_another_one_waits_for_its_end_which_is_the_cause(run, tmp_
     )
 
 
+@pytest.mark.slow
 def test_who_has_lost_a_task_that_does_not_end_has_failed(run):
     status, _, err = run(f"sys.exit(int({LOST})) if me == 'worker 0' else time.sleep(1000)", "--workers=2")
     assert status == 1
@@ -509,3 +510,59 @@ def test_who_has_lost_a_task_that_has_not_failed_has_failed(run, other):
     status, _, err = run(f"sys.exit(int({LOST} if me == 'worker 0' else {other}))", "--workers=2")
     assert status == 1
     assert "failed first, with status 1" in err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("restarts", [1, 2])
+def test_a_worker_that_has_lost_its_coordinator_takes_no_restart(run, restarts):
+    """The end of the coordinator is seen after it, and the job is started again as often as was asked for."""
+    code = f"""
+    if me == "worker 0":
+        (here / "lost").touch()
+        sys.exit(int({LOST}))
+    if me == "chief 0":
+        wait_for("lost")
+        time.sleep(1.5)
+        (here / "lost").unlink()
+        sys.exit(5)
+    time.sleep(1000)
+    """
+    status, _, err = run(code, "--ps=1", "--workers=1", f"--max_restarts={restarts}")
+    assert status == 5
+    assert "worker 0 ended" not in err
+    assert [err.count(f"the job is started again ({n} more to go)") for n in range(restarts + 1)] == [1] * restarts + [
+        0
+    ]
+    assert re.search(r"^launch: chief 0 \(pid \d+\) failed first, with status 5", err, re.M)
+
+
+@pytest.mark.slow
+def test_a_worker_that_has_lost_a_coordinator_which_runs_is_started_again(run):
+    """The network between them was cut, say."""
+    code = f"""
+    if me == "worker 0" and not (here / "lost").exists():
+        (here / "lost").touch()
+        sys.exit(int({LOST}))
+    (here / me).touch()
+    if me != "ps 0":
+        wait_for("worker 0")
+    """
+    status, _, err = run(code, "--ps=1", "--workers=1")
+    assert (status, err) == (0, "launch: worker 0 ended with status 1; it is started again (2 more to go)\n")
+
+
+@pytest.mark.slow
+def test_of_those_that_have_lost_a_task_the_one_that_leads_is_named(run):
+    """It says why; the others that it has ended."""
+    code = f"""
+    if me == "worker 1":
+        (here / "lost").touch()
+    else:
+        wait_for("lost")
+        time.sleep(0.5)
+        print("what was lost first", file=sys.stderr)
+    sys.exit(int({LOST}))
+    """
+    status, _, err = run(code, "--workers=2")
+    assert status == 1
+    assert re.search(r"^launch: worker 0 \(pid \d+\) failed first, .*\n    what was lost first$", err, re.M)

@@ -54,7 +54,7 @@ def on_loss(task: Task, *, leader: Task | None, has_servers: bool) -> OnLoss:
 
 def status_after_loss() -> int:
     """Returns the exit status of a process that ends since it has lost another task."""
-    return environment_variables.count(environment_variables.LOSS_STATUS, os.environ) or 1
+    return LOST_ANOTHER if os.environ.get(environment_variables.LOSS_STATUS) == str(LOST_ANOTHER) else 1
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,8 @@ from tf2dist.system import linux
 
 _MARK = "TF2DIST_JOB"  # in the environment of everything that a group starts
 _FORK_SERVER_GRACE = 10.0  # seconds past the last deadline after which the fork server itself is killed
-_CAUSE_GRACE = 5.0  # seconds for a process to end that another one has lost, and has ended for
+_CAUSE_GRACE = 10.0  # seconds for a process to end that another one has lost, and has ended for
+_HOST_GRACE = 20.0  # the same where it may be a connection to another host, which counts as lost only then
 _LONGEST_POLL = 86400.0  # seconds; poll takes milliseconds of 32 bits
 _RESTART_DELAY = 1.0  # seconds before a failed worker is started again
 _WHOLE_PIPE = 1 << 20  # bytes; more than a pipe holds, so one read empties it
@@ -208,12 +209,25 @@ class ProcessGroup:
         for fd in [fd for fd, lines in self._streams.items() if lines.key == key]:
             self._read(fd, _WHOLE_PIPE)  # but a process that it left behind may hold the pipe open
         has_lost, status = status == LOST_ANOTHER, 1 if status == LOST_ANOTHER else status
+        if has_lost and self._status is None and self._victim is None and self._coordinator_runs(key):
+            # If that has ended, too, its end is seen soon. This one is started again, at the cost of a restart, if not.
+            self._pending[key] = status
+            self._at(time.monotonic() + self._cause_grace(key), lambda: self._end_pending(key))
+            return
+        self._handle_exit(key, status, has_lost)
+
+    def _end_pending(self, key: int) -> None:
+        """Decides about a process that has lost another one, which its coordinator was not."""
+        if key in self._pending:
+            self._handle_exit(key, self._pending.pop(key), has_lost=False)
+
+    def _handle_exit(self, key: int, status: int, has_lost: bool) -> None:
         if status not in (0, START_AGAIN) and self._status is None and self._restart(key, status):
             return
         self._statuses[key] = status
         if status == START_AGAIN:
             self._note_preemption(key)
-        elif status != 0 and self._status is None and not self._goes_on_without(key, status):
+        elif status != 0 and self._status is None and not self._goes_on_without(key, status, has_lost):
             self._fail(key, has_lost)
         for other in [other for other in self._pending if self._coordinator_of(other) == key]:
             self._statuses[other] = self._pending.pop(other)  # nobody is left who would need it
@@ -231,17 +245,28 @@ class ProcessGroup:
 
         Args:
           key: the process.
-          has_lost: it has ended since it has lost another one. If that ends in time, whatever its status, it has
-            failed first. It may hang, or be on a host that is lost: then this one's failure is all that is known.
+          has_lost: it has ended since it has lost another one. If that fails in time it has failed first. It may hang,
+            or be on a host that is lost: then the word of those that have lost it is all that is known, and that of
+            the process that leads before that of others, and of those that serve last.
         """
         if has_lost:
             if self._victim is None:
-                self._victim = key
-                self._at(time.monotonic() + _CAUSE_GRACE, lambda: self._fail(key))
+                if self._injector:
+                    self._injector.release()  # this attempt is over
+                while self._pending:
+                    other, status = self._pending.popitem()
+                    self._statuses[other] = status  # it is not started again
+                self._at(time.monotonic() + self._cause_grace(key), lambda: self._fail(self._victim or 0))
+            victims = {key, key if self._victim is None else self._victim}
+            self._victim = min(victims, key=lambda victim: (self._processes[victim].serves, victim))
             return
         self._failed = key
         status = self._statuses[key]
         self._stop(status if status > 0 else 128 - status, "")
+
+    def _cause_grace(self, key: int) -> float:
+        """The seconds that the process has to end which this one has lost."""
+        return _CAUSE_GRACE if self._processes[key].lost_status is None else _HOST_GRACE
 
     def _note_preemption(self, key: int) -> None:
         """Ends the group: a process that was asked to stop says that the job is to be started again.
@@ -285,8 +310,7 @@ class ProcessGroup:
 
         The coordinator goes on with the other workers meanwhile.
         """
-        coordinator = self._coordinator_of(key)
-        if coordinator is None or coordinator in self._statuses or self._was_wrong_command(key, status):
+        if self._victim is not None or not self._coordinator_runs(key) or self._was_wrong_command(key, status):
             return False
         if not self._budget.take_worker():
             return False
@@ -304,14 +328,15 @@ class ProcessGroup:
         """
         return status == WRONG_COMMAND and key not in self._restarted
 
-    def _goes_on_without(self, key: int, status: int) -> bool:
+    def _goes_on_without(self, key: int, status: int, has_lost: bool) -> bool:
         """Does the group go on without a worker that has failed? The coordinator decides when it cannot."""
         coordinator = self._coordinator_of(key)
         if coordinator is None:
             return False
         process = self._processes[key]
         if coordinator in self._statuses:
-            self._say(f"{process.name} ended {_describe(status)}, after {process.coordinator} had ended")
+            if not has_lost:
+                self._say(f"{process.name} ended {_describe(status)}, after {process.coordinator} had ended")
             return True
         if self._was_wrong_command(key, status):
             return False
@@ -325,6 +350,11 @@ class ProcessGroup:
         """The key of the process that goes on without this one; None if this one's failure ends the group."""
         name = self._processes[key].coordinator
         return None if name is None else self._keys[name]
+
+    def _coordinator_runs(self, key: int) -> bool:
+        """Does a process that goes on without this one run, as far as is known?"""
+        coordinator = self._coordinator_of(key)
+        return coordinator is not None and coordinator not in self._statuses
 
     def _say(self, text: str) -> None:
         """Tells the user something while the group runs."""

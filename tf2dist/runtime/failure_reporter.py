@@ -69,15 +69,16 @@ class FailureReporter:
           why: one line, logged unless the main thread reports an error of its own.
           status: the exit status.
         """
+        reports = False
         try:
-            if self._claim_report():
+            if reports := self._claim_report():
                 # Callbacks may write to a disk that hangs, the log to a full pipe; the cause is said all the same.
                 call_for(_CALLBACK_GRACE, self._call_callbacks)
                 call_for(_CALLBACK_GRACE, lambda: _log.error("tf2dist: %s", why))
             else:
                 threading.Event().wait(EXIT_GRACE)  # the main thread exits in this time; TensorFlow may hang there
         finally:
-            exit_now(status)
+            exit_now(status if reports else 1)
 
     def at_exit(self, end: Callable[[], object]) -> None:
         """Calls `end` when the program ends without an error; else `fail`."""

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from typing import NoReturn
 
 from tf2dist.cluster import heartbeat, rendezvous, stalls
@@ -23,8 +24,9 @@ from tf2dist.runtime.preemption import Preemption
 from tf2dist.runtime.process_exit import exit_now
 from tf2dist.runtime.sigterm import SigtermHandler
 from tf2dist.runtime.tensorflow_import import import_tensorflow
-from tf2dist.system import gpus, linux
+from tf2dist.system import environment_variables, gpus, linux
 
+_LEADER_FIRST = 1.0  # seconds after the coordinator's loss, where the launcher cannot be told that it was lost
 _ANSWER_LIMIT = 20.0  # seconds that the coordinator has to answer a server that was asked to stop; it may be tracing
 _log = logging.getLogger("tf2dist")
 
@@ -103,8 +105,10 @@ def serve_and_exit(cluster: Cluster, limit: float, preemption: Preemption) -> No
     try:
         status = serve(cluster, limit, preemption)
     except (TaskLostError, UsageError, rendezvous.RendezvousError) as error:
-        _log.error("tf2dist: %s: %s", cluster.task, error)
         failed = status_after_loss() if isinstance(error, TaskLostError) else 1
+        if isinstance(error, TaskLostError) and failed == 1:
+            time.sleep(_LEADER_FIRST)  # Slurm and Kubernetes act on the first exit that they see
+        _log.error("tf2dist: %s: %s", cluster.task, error)
         exit_now(2 if isinstance(error, UsageError) else failed)
     exit_now(status)
 
@@ -133,6 +137,7 @@ def fork_worker_0_server(cluster: Cluster, limit: float, preemption: Preemption)
         linux.die_with_parent(parent, signal.SIGKILL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the coordinator, which ends this one
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.environ.pop(environment_variables.LOSS_STATUS, None)  # no launcher sees it end
         serve_and_exit(cluster.at(Task("worker", 0)), limit, Preemption(preemption.by_signal))
     except BaseException:
         _log.exception("tf2dist: the server of worker 0 failed")
