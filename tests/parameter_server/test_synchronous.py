@@ -152,6 +152,9 @@ def test_a_batch_is_cut_for_the_workers_that_are_waited_for(tf, monkeypatch):
         def release(self):
             pass
 
+        def interruptions(self):
+            return []
+
         def open_iterators(self, make_dataset, arrays=(), *, on_host=False):
             made = []
             for worker in range(self.count):

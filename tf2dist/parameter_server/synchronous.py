@@ -11,7 +11,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -94,6 +94,7 @@ class SynchronousDispatcher:
         self._result: ExecutionResult | None = None
         self._round = 0  # of the workers' executions; a round ends when the workers are needed for something else
         self._running: SynchronousUpdate | None = None  # what the workers are computing gradients for
+        self._lost_tokens: Any = None  # `_LostTokens` of that
         self._first: int | None = None  # number of the first update of the stream; not known before it is made
         self._sent_batches = 0  # of the stream, where the coordinator reads it
 
@@ -159,21 +160,23 @@ class SynchronousDispatcher:
         if self._running is None:
             self._pool.keep_busy(self.cancel)
             self._round += 1
+            self._running, self._lost_tokens = update, _LostTokens(self._pool, update)
             for _ in range(self._pool.count):
                 last = tf.constant(STOP + self._round, tf.int64)
                 self._pool.schedule(update.work, (None if sent else stream.batches, stream.worker_numbers, last))
             session.current().progress.busy_workers = list  # all of them are, until they are told to stop
-            self._running = update
         self._first = update.number if self._first is None else self._first
         try:
-            with _WorkerWatch(self._pool, update, self._needed, update.number + steps):
+            with _WorkerWatch(self._pool, update, self._needed, update.number + steps, self._lost_tokens):
                 *sums, dropped = update.make_updates(tf.constant(steps), tf.constant(self._first, tf.int64))
         except BaseException:
             execution.forget(update)
             raise
         sums = [t.numpy() for t in sums]
         late = int(dropped) if self._backups else None  # without backups all of them are waited for
-        self._result = ExecutionResult(steps, sums, time.perf_counter() - began, late)
+        elapsed = time.perf_counter() - began
+        self._lost_tokens.usual_seconds = elapsed / steps
+        self._result = ExecutionResult(steps, sums, elapsed, late)
         return steps
 
     def next_result(self) -> ExecutionResult:
@@ -186,8 +189,9 @@ class SynchronousDispatcher:
         """Ends the workers' executions; a worker that does not answer ends its execution when it does."""
         self._pool.release()
         if self._running is not None:
-            # One worker may be left with the executions of all: enough tokens to end each of them.
-            counts = [self._pool.count] * self._pool.count
+            # One worker may be left with the executions of all, and with those that were interrupted: enough tokens to
+            # end each of them.
+            counts = [self._pool.count + self._lost_tokens.interruptions] * self._pool.count
             self._running.hand_out_tokens(counts, STOP + self._round)
         self._running = self._result = None
 
@@ -214,14 +218,67 @@ def gradient_quotas(workers: int, needed: int) -> list[int]:
     return quotas
 
 
+class _LostTokens:
+    """Finds workers whose token was lost with the connection to them, while they live.
+
+    TensorFlow calls them again, and nobody knows whether they had taken a token before, or whether what was called
+    first still takes one. So a worker whose call was interrupted is suspected until it has sent another gradient; if an
+    update is not made for long, and nothing has come from it, it is to have another token. It has then passed over a
+    slice of its data, as one that was lost has. Of two gradients that an update wants from it, the loss of one is not
+    noticed.
+    """
+
+    def __init__(self, pool: WorkerPool, update: SynchronousUpdate):
+        self._pool, self._update = pool, update
+        self._before = self._seen = len(pool.interruptions())
+        self._suspects: dict[int, int] = {}  # a worker, and the update that was under way when it was seen
+        self._number, self._since = -1, 0.0  # of the update under way; when it was first seen
+        self._given: set[int] = set()  # workers that have another token for it
+        self.usual_seconds = 0.0  # that an update takes
+
+    def begin_updates(self) -> None:
+        """Notes that updates are about to be made, or by other workers; the time before does not count."""
+        self._number = -1
+
+    @property
+    def interruptions(self) -> int:
+        """How many calls were interrupted since this was made."""
+        return len(self._pool.interruptions()) - self._before
+
+    def find(self, quotas: Sequence[int]) -> list[int]:
+        """Returns the workers that are to have another token for the update that is under way; each once."""
+        calls = self._pool.interruptions()
+        if len(calls) == self._seen and not self._suspects:
+            return []
+        number, received, now = self._update.number, self._update.received, time.monotonic()
+        new, self._seen = {*calls[self._seen :]}, len(calls)
+        self._suspects |= dict.fromkeys(new, number)
+        if new & self._given:
+            self._number = -1  # it may have lost that one, too
+        self._suspects = {worker: at for worker, at in self._suspects.items() if received[worker] <= at}
+        if number != self._number:
+            self._number, self._since, self._given = number, now, set()
+        if now - self._since < max(_GRADIENT_SECONDS, 3 * self.usual_seconds):
+            return []
+        return [w for w in self._suspects if quotas[w] and received[w] < number and w not in self._given]
+
+    def note_given(self, workers: Sequence[int]) -> None:
+        """Notes that these have got another token."""
+        self._given.update(workers)
+        for worker in workers:
+            _log.warning(
+                "tf2dist: a call of worker %d was interrupted; it computes another gradient, of other rows", worker
+            )
+
+
 class _WorkerWatch:
     """Looks for failed and lost workers while the coordinator waits for gradients, of updates before number `end`."""
 
-    def __init__(self, pool: WorkerPool, update: SynchronousUpdate, needed: int, end: int):
+    def __init__(self, pool: WorkerPool, update: SynchronousUpdate, needed: int, end: int, lost_tokens: _LostTokens):
         self._pool, self._update, self._needed, self._end = pool, update, needed, end
+        self._lost_tokens = lost_tokens
+        lost_tokens.begin_updates()
         self._quotas = gradient_quotas(pool.count, needed)
-        self._interruptions = len(pool.interruptions())
-        self._suspects: list[tuple[float, int, int]] = []  # when to look, a worker, and the update it was at
         update.set_quotas(self._quotas)
         self._error: Exception | None = None
         self._over = threading.Event()
@@ -245,28 +302,19 @@ class _WorkerWatch:
                 self._error = failure
                 self._update.close()
                 return
-            quotas = gradient_quotas(self._pool.count, self._needed)
-            if quotas != self._quotas:
-                more = [max(0, new - old) for new, old in zip(quotas, self._quotas, strict=True)]
-                self._quotas = quotas
-                self._update.set_quotas(quotas)
-                self._update.hand_out_more(more, self._end)
-            self._replace_lost_tokens()
+            try:
+                self._replace_tokens(gradient_quotas(self._pool.count, self._needed))
+            except tf.errors.OpError:  # of a server that does not answer: `raise_failure` says so if it stays so
+                continue
 
-    def _replace_lost_tokens(self) -> None:
-        """Gives a worker another token if its call was interrupted, and the update was not made in some time.
-
-        Where the connection to a worker breaks and the worker lives, TensorFlow calls it again, and nobody knows
-        whether it had taken a token. If it had not, its gradient comes once too often, and is dropped as one that is
-        late.
-        """
-        found = self._pool.interruptions()
-        now, number = time.monotonic(), self._update.number
-        self._suspects += [(now + _GRADIENT_SECONDS, worker, number) for worker in found[self._interruptions :]]
-        self._interruptions = len(found)
-        due = [suspect for suspect in self._suspects if suspect[0] <= now]
-        self._suspects = [suspect for suspect in self._suspects if suspect[0] > now]
-        for _, worker, was_at in due:
-            if number == was_at and self._quotas[worker]:
-                _log.warning("tf2dist: a call of worker %d was interrupted; it computes another gradient", worker)
-                self._update.hand_out_more([int(w == worker) for w in range(self._pool.count)], self._end)
+    def _replace_tokens(self, quotas: list[int]) -> None:
+        """Hands out the tokens of workers that are lost, and those that were lost with a connection."""
+        if quotas != self._quotas:
+            more = [max(0, new - old) for new, old in zip(quotas, self._quotas, strict=True)]
+            self._update.set_quotas(quotas)
+            self._update.hand_out_more(more, self._end)
+            self._quotas = quotas
+            self._lost_tokens.begin_updates()
+        if lost := self._lost_tokens.find(quotas):
+            self._update.hand_out_more([int(w in lost) for w in range(self._pool.count)], self._end)
+            self._lost_tokens.note_given(lost)

@@ -1,9 +1,9 @@
 """One synchronous update: what workers and coordinator do with queues on the first server.
 
 Each worker waits at its own queue of *tokens*: a token is the number of an update that it may compute a gradient
-for. It puts the gradient, with that number, into the queue of *gradients*. The coordinator takes gradients from there:
-those for an update that was already made are late and dropped; as many as an update needs are summed and applied; then
-it hands out the tokens of the next update.
+for. It puts the gradient, with that number and its own, into the queue of *gradients*. The coordinator takes gradients
+from there: those for an update that was already made are late and dropped, and so is what a worker sends beyond its
+quota; as many as an update needs are summed and applied; then it hands out the tokens of the next update.
 
 Of data that only the coordinator can read it puts *slices* into a queue there, one for each token.
 """
@@ -54,12 +54,14 @@ class SynchronousUpdate:
         with self._strategy.scope():
             # Changed while updates are under way, when a worker is lost.
             self._quotas = tf.Variable(tf.ones([self._workers], tf.int32), trainable=False, name="quotas")
+            # The last update that each worker has sent a gradient for.
+            self._received = tf.Variable(-tf.ones([self._workers], tf.int64), trainable=False, name="received")
             # Of the next update. It never goes back, as the count of updates does when `fit` is called again: what
             # is late from an earlier call is older than all that is asked for now.
             self._number = tf.Variable(tf.zeros([], tf.int64), trainable=False, name="synchronous_updates")
         self._device = "/job:ps/replica:0/task:0/device:CPU:0"
         self._name = f"synchronous-{next(_names)}"
-        # What a worker sends beside the token; known when `work` was traced.
+        # What a worker sends beside the token and its number; known when `work` was traced.
         self._structure: Any = None
         self._sent: list[bool] = []  # of each part of it; a weight may have no gradient
         self._written: list[keras.Variable] = []  # by layers
@@ -73,6 +75,11 @@ class SynchronousUpdate:
         # A second thread asks too, which must run no functions with remote parts, as `Variable.numpy` does (see
         # `tf2dist.compat.fetched_results`).
         return int(self._number.value().numpy())
+
+    @property
+    def received(self) -> list[int]:
+        """For each worker, the last update that a gradient of it was taken for; -1 if there is none."""
+        return self._received.value().numpy().tolist()
 
     def set_quotas(self, quotas: Sequence[int]) -> None:
         """Sets how many gradients of an update each worker computes."""
@@ -163,7 +170,7 @@ class SynchronousUpdate:
         worker = next(worker_numbers)
 
         def send(sent, token):
-            self._send_gradient(self._take_slice() if iterator is None else next(iterator), token)
+            self._send_gradient(self._take_slice() if iterator is None else next(iterator), token, worker)
             return sent + 1, self._next_token(worker, last)
 
         start = tf.constant(0), self._next_token(worker, last)
@@ -187,7 +194,7 @@ class SynchronousUpdate:
 
         return tf.ensure_shape(tf.switch_case(tf.cast(worker, tf.int32), [take(q) for q in queues]), [])
 
-    def _send_gradient(self, element, token) -> None:
+    def _send_gradient(self, element, token, worker) -> None:
         """Computes a slice's gradient and metric sums, and puts them into the coordinator's queue."""
 
         def contribution(batch, slice_weight):
@@ -198,7 +205,7 @@ class SynchronousUpdate:
             self._structure = _with_wide_rows(fractions), sums, [value for _, value in written]
             flat = tf.nest.flatten(self._structure, expand_composites=True)
             self._sent = [t is not None for t in flat]
-            return [token, *[t for t in flat if t is not None]]
+            return [token, worker, *[t for t in flat if t is not None]]
 
         tensors = self._strategy.run(contribution, args=element)
         tensors = [self._strategy.experimental_local_results(t)[0] for t in tensors]
@@ -221,11 +228,14 @@ class SynchronousUpdate:
             def make_update(_, state):
                 sums, dropped, update = state
                 self.hand_out_tokens(tf.unstack(self._quotas), update)
-                taken = []
+                taken, counts = [], tf.zeros([self._workers], tf.int32)
                 for _ in range(self._needed):
-                    contribution, late = self._take_contribution(queue, update, first)
+                    contribution, late = self._take_contribution(queue, update, first, counts)
                     taken.append(contribution)
                     dropped += late
+                    place = [[tf.ensure_shape(contribution[1], [])]]
+                    counts = tf.tensor_scatter_nd_add(counts, place, [1])
+                    self._received.assign(tf.tensor_scatter_nd_update(self._received, place, [update]))
                 more = self._apply(taken)
                 # The next tokens follow from the number, which follows from all that was applied.
                 with tf.control_dependencies([more[0]]):
@@ -237,8 +247,12 @@ class SynchronousUpdate:
             sums, dropped, _ = keras.ops.fori_loop(0, n, make_update, start)
         return [*sums, dropped]
 
-    def _take_contribution(self, queue, update, first):
-        """The next contribution to this update, and how many late ones of this training came before it."""
+    def _take_contribution(self, queue, update, first, counts):
+        """The next contribution to this update, and how many of this training were dropped before it.
+
+        Args:
+          counts: i32[workers], how many were taken from each worker.
+        """
 
         def take():
             return tf.raw_ops.QueueDequeueV2(handle=queue, component_types=self._dtypes)
@@ -246,7 +260,11 @@ class SynchronousUpdate:
         def drop(tensors, late):
             return take(), late + tf.cast(tf.ensure_shape(tensors[0], []) >= first, tf.int32)
 
-        return tf.while_loop(lambda tensors, late: tensors[0] < update, drop, (take(), tf.constant(0)))
+        def is_unwanted(tensors, late):
+            worker = tf.ensure_shape(tensors[1], [])
+            return (tensors[0] < update) | (tf.gather(counts, worker) >= tf.gather(self._quotas, worker))
+
+        return tf.while_loop(is_unwanted, drop, (take(), tf.constant(0)))
 
     @tf.function(autograph=False)
     def _apply(self, contributions) -> list[tf.Tensor]:
@@ -269,7 +287,7 @@ class SynchronousUpdate:
 
     def _unpack(self, contribution):
         """Fractions, metric sums and written values of a contribution; a queue has forgotten their shapes."""
-        sent = iter(contribution[1:])
+        sent = iter(contribution[2:])
         flat = [next(sent) if is_sent else None for is_sent in self._sent]
         fractions, sums, written = tf.nest.pack_sequence_as(self._structure, flat, expand_composites=True)
         variables = self._model.trainable_variables
