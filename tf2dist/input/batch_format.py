@@ -109,7 +109,7 @@ def _leaf_as_spec(spec: Any, leaf: Any) -> Any:
 
 
 def as_dtypes(spec: Any, batch: Any) -> Any:
-    """The batch with its arrays in the dtypes of a spec, where they are of the same kind: float32 for float64, say."""
+    """The batch with its arrays in the dtypes of a spec, where these are of the same kind and hold the values."""
     try:
         tf.nest.assert_same_structure(spec, batch, check_types=False)
     except ValueError:
@@ -122,24 +122,30 @@ def _leaf_as_dtype(spec: Any, leaf: Any) -> Any:
         return leaf
     dtype = spec.dtype.as_numpy_dtype
     numbers = np.issubdtype(leaf.dtype, np.number) and np.issubdtype(dtype, np.number)
-    return leaf.astype(dtype) if numbers and np.can_cast(leaf.dtype, dtype, "same_kind") else leaf
+    if leaf.dtype == dtype or not numbers or not np.can_cast(leaf.dtype, dtype, "same_kind"):
+        return leaf
+    with np.errstate(over="ignore"):
+        cast = leaf.astype(dtype)
+    is_whole = np.issubdtype(leaf.dtype, np.integer)
+    fits = np.array_equal(cast, leaf) if is_whole else np.array_equal(np.isfinite(cast), np.isfinite(leaf))
+    return cast if fits else leaf
 
 
 def check_rows(batch: tuple[Any, ...]) -> None:
-    """Raises a UsageError if the arrays of a batch, as `standardized`, have no rows, or not the same number of them."""
-    counts = [sorted({row_count(leaf) for leaf in _leaves(part)}) for part in batch]
-    rows = sorted({count for part in counts for count in part})
-    if len(rows) > 1:
-        parts = zip(("x", "y", "sample_weight"), counts, strict=False)
-        found = ", ".join(f"{name} of {' and '.join(map(str, count))}" for name, count in parts if count)
+    """Raises a UsageError if a batch, as `standardized`, has no rows, or its parts not the same number of them.
+
+    Parts that consist of several arrays are not compared: those may have different rows, labelled ones and others, say.
+    """
+    parts = {
+        name: row_count(part)
+        for name, part in zip(("x", "y", "sample_weight"), batch, strict=False)
+        if part is not None and not tf.nest.is_nested(part)
+    }
+    if len({*parts.values()}) > 1:
+        found = ", ".join(f"{name} of {rows}" for name, rows in parts.items())
         raise UsageError(f"the arrays of a batch must have the same number of rows, found {found}")
-    if rows == [0]:
+    if not any(row_count(leaf) for leaf in tf.nest.flatten(batch) if leaf is not None):
         raise UsageError("a batch must have rows, and this one has none")
-
-
-def _leaves(part: Any) -> list[Any]:
-    """The arrays and composite tensors of a part of a batch."""
-    return [leaf for leaf in tf.nest.flatten(part) if leaf is not None]
 
 
 def in_words(spec: Any) -> str:

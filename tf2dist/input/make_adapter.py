@@ -159,14 +159,16 @@ def _check_takes_context(function: Any) -> None:
     """Raises a UsageError if a function cannot be called with one argument: it may be one that makes a generator."""
     name = getattr(function, "__name__", type(function).__name__)
     try:
-        inspect.signature(function).bind(None)
+        signature = inspect.signature(function, follow_wrapped=False)
+    except (TypeError, ValueError):  # one of C, of which nothing is known
+        return
+    try:
+        signature.bind(None)
     except TypeError as error:
         raise UsageError(
             f"the data is a function, {name}, which is called with a tf.distribute.InputContext: {error}; give the "
             f"generator that a function makes as {name}()"
         ) from None
-    except ValueError:  # one of C, of which nothing is known
-        return
 
 
 def _is_function(data: Any) -> bool:

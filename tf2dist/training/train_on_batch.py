@@ -118,9 +118,9 @@ class TrainOnBatch:
             given = as_data(
                 (x,) if isinstance(x, list) and y is None and sample_weight is None else x, y, sample_weight
             )
-            batch = _weighted(standardized(given, _NAME), class_weight)
+            batch = standardized(given, _NAME)
             check_rows(batch if isinstance(batch, tuple) else (batch,))
-            batch = as_keras_passes(batch)
+            batch = as_keras_passes(_weighted(batch, class_weight))
             try:
                 has_weights = isinstance(batch, tuple) and len(batch) == 3
                 before = self._specs.get(has_weights)
