@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tf2dist.errors import UsageError
-from tf2dist.input.batch_format import as_dtypes, check_rows, spec_of
+from tf2dist.input.batch_format import as_dtypes, as_spec, check_rows, spec_of
 
 
 @pytest.mark.parametrize(
@@ -14,6 +14,8 @@ from tf2dist.input.batch_format import as_dtypes, check_rows, spec_of
         (np.float64([1]), np.float32([0.1]), "float64"),
         (np.int32([1]), np.int64([-5]), "int32"),
         (np.float32([1]), np.int64([3]), "float32"),
+        (np.float32([1]), np.int64([(1 << 24) + 1]), "float32"),  # rounded
+        (np.int64([1]), np.array([True]), "int64"),
         (np.int8([1]), np.int64([300]), "int64"),  # which it cannot hold
         (np.float16([1]), np.float32([1e6]), "float32"),
         (np.int64([1]), np.float32([0.5]), "float32"),
@@ -24,6 +26,11 @@ def test_numbers_take_the_dtype_of_those_before_them_if_it_holds_them(tf, first,
     x, y = as_dtypes(spec_of((first, first)), (later, first))
     assert (x.dtype, y.dtype) == (expected, first.dtype)
     assert as_dtypes(spec_of((first,)), (later, first))[0].dtype == later.dtype  # a batch of another structure
+    if expected == first.dtype:
+        assert as_spec(spec_of(first), later).dtype == expected
+    else:
+        with pytest.raises(TypeError):
+            as_spec(spec_of(first), later)
 
 
 def test_rows_of_parts_are_compared_but_not_those_within_one(tf):

@@ -88,7 +88,7 @@ def as_spec(spec: Any, batch: Any) -> Any:
     """The batch, in the dtypes of a spec.
 
     Raises:
-      TypeError: it is another kind of batch.
+      TypeError: it is another kind of batch, or has numbers that the spec's dtypes do not hold.
     """
     try:
         tf.nest.assert_same_structure(spec, batch, check_types=False)
@@ -101,11 +101,10 @@ def _leaf_as_spec(spec: Any, leaf: Any) -> Any:
     found = _spec_of_leaf(leaf)
     if type(found) is not type(spec) or not spec.shape.is_compatible_with(found.shape):
         raise TypeError("not alike")
-    if found.dtype == spec.dtype:
-        return leaf
-    if not isinstance(leaf, np.ndarray) or not np.can_cast(leaf.dtype, spec.dtype.as_numpy_dtype, "same_kind"):
+    leaf = _leaf_as_dtype(spec, leaf)
+    if _spec_of_leaf(leaf).dtype != spec.dtype:
         raise TypeError("not alike")
-    return leaf.astype(spec.dtype.as_numpy_dtype)
+    return leaf
 
 
 def as_dtypes(spec: Any, batch: Any) -> Any:
@@ -121,12 +120,12 @@ def _leaf_as_dtype(spec: Any, leaf: Any) -> Any:
     if not isinstance(leaf, np.ndarray) or not isinstance(spec, tf.TensorSpec):
         return leaf
     dtype = spec.dtype.as_numpy_dtype
-    numbers = np.issubdtype(leaf.dtype, np.number) and np.issubdtype(dtype, np.number)
-    if leaf.dtype == dtype or not numbers or not np.can_cast(leaf.dtype, dtype, "same_kind"):
+    is_number = np.issubdtype(dtype, np.number)
+    if leaf.dtype == dtype or not is_number or not np.can_cast(leaf.dtype, dtype, "same_kind"):
         return leaf
     with np.errstate(over="ignore"):
         cast = leaf.astype(dtype)
-    is_whole = np.issubdtype(leaf.dtype, np.integer)
+    is_whole = np.issubdtype(dtype, np.integer)  # a float rounds, but an integer wraps around
     fits = np.array_equal(cast, leaf) if is_whole else np.array_equal(np.isfinite(cast), np.isfinite(leaf))
     return cast if fits else leaf
 
