@@ -1,5 +1,6 @@
 """The table of what the loss of a task means."""
 
+import functools
 import itertools
 import re
 
@@ -26,6 +27,18 @@ def test_under_parameter_servers_only_workers_can_be_lost(leader):
 @pytest.mark.parametrize("task", [CHIEF, EVALUATOR, *WORKERS, Task("local", 1)], ids=str)
 def test_elsewhere_every_loss_ends_the_job(task):
     assert on_loss(task, leader=CHIEF, has_servers=False) is OnLoss.END
+
+
+def test_the_part_of_the_table_that_is_about_a_job():
+    said = functools.partial(loss_policy.summary, has_servers=True)
+    replaced = "when a worker is lost, the job goes on, and the task is started again in its place"
+    assert said([CHIEF, *PS, *WORKERS, EVALUATOR], leader=CHIEF) == (
+        f"when chief 0 or a ps or an evaluator is lost, the job ends; {replaced}"
+    )
+    assert said([*WORKERS, *PS], leader=WORKERS[0]) == f"when worker 0 or a ps is lost, the job ends; {replaced}"
+    assert loss_policy.summary(WORKERS, leader=WORKERS[0], has_servers=False) == (
+        "when worker 0 or a worker is lost, the job ends"
+    )
 
 
 def a_cluster(**counts):

@@ -190,7 +190,11 @@ print("done")
 """
     status, out, err = run(code, "--ps=1", "--workers=2")
     assert (status, out.count("done")) == (0, 4), err
-    assert err == "launch: worker 1 ended killed by SIGKILL; it is started again (2 more to go)\n"
+    assert err.splitlines() == [
+        "launch: worker 1 ended killed by SIGKILL; it is started again (2 more to go)",
+        "launch: when chief 0 or a ps is lost, the job ends; when a worker is lost, the job goes on, and the task is "
+        "started again in its place",
+    ]
 
 
 @pytest.mark.slow
@@ -229,6 +233,7 @@ def test_a_restarted_worker_that_ends_with_2_was_called_rightly_before(run):
     """
     status, _, err = run(code, "--ps=1", "--workers=2")
     assert status == 0, err
+    assert err.count("when a worker is lost, the job goes on") == 1  # said once
     assert "worker 1 ended with status 2; it is started again (1 more to go)" in err
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import enum
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from tf2dist.cluster.roles import leader_of
@@ -50,6 +50,18 @@ def on_loss(task: Task, *, leader: Task | None, has_servers: bool) -> OnLoss:
       has_servers: whether there are parameter servers, with workers that a coordinator leads.
     """
     return OnLoss.REPLACE if has_servers and task.job == "worker" and task != leader else OnLoss.END
+
+
+def summary(tasks: Iterable[Task], *, leader: Task | None, has_servers: bool) -> str:
+    """Returns the part of the table that is about these tasks, as one line; arguments as of `on_loss`."""
+    names: dict[OnLoss, list[str]] = {}
+    for task in tasks:
+        # Without a chief a worker leads, and is not as the others are.
+        name = str(task) if task == leader else f"an {task.job}" if task.job == "evaluator" else f"a {task.job}"
+        found = names.setdefault(on_loss(task, leader=leader, has_servers=has_servers), [])
+        if name not in found:
+            found.append(name)
+    return "; ".join(f"when {' or '.join(found)} is lost, {meaning.value}" for meaning, found in names.items())
 
 
 def status_after_loss() -> int:

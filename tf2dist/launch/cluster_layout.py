@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tf2dist.cluster.loss_policy import OnLoss, on_loss
+from tf2dist.cluster.loss_policy import OnLoss, on_loss, summary
 from tf2dist.cluster.roles import leader_among
 from tf2dist.cluster.spec import MOST_TASKS, Cluster, ClusterError, Task
 from tf2dist.errors import UsageError
@@ -71,6 +71,11 @@ class Layout:
         """The task that goes on without this one when it is lost; None if its loss ends the job."""
         loss = on_loss(task, leader=self.leader, has_servers=self.count("ps") > 0)
         return self.leader if loss is OnLoss.REPLACE else None
+
+    @property
+    def loss_summary(self) -> str:
+        """What the loss of each kind of task means, in one line."""
+        return summary(self.tasks, leader=self.leader, has_servers=self.count("ps") > 0)
 
     def cluster(self, port: int | None = None, address: Callable[[str], str] = str) -> Cluster:
         """The cluster, seen from its first task.

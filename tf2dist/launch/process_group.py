@@ -312,12 +312,15 @@ class ProcessGroup:
         """
         if self._victim is not None or not self._coordinator_runs(key) or self._was_wrong_command(key, status):
             return False
+        is_first = not self._budget.has_replaced
         if not self._budget.take_worker():
             return False
         self._restarted.add(key)
         self._pending[key] = status
         left = self._budget.worker
         self._say(f"{self._processes[key].name} ended {_describe(status)}; it is started again ({left} more to go)")
+        if is_first and self._settings.loss_summary:
+            self._say(self._settings.loss_summary)
         self._at(time.monotonic() + _RESTART_DELAY, lambda: self._start(key) if key in self._pending else None)
         return True
 

@@ -26,6 +26,7 @@ class Settings:
       tee: show what they print as well.
       isolate: give the processes a network of their own, see `network_namespace`.
       quiet_prefix_for: the name of the process whose lines are shown without a prefix.
+      loss_summary: what the loss of a process means, said once, when the first one is started again; empty for nothing.
       faults: that the group is to meet, see `fault_plan`; None for none, and for no report of its steps.
 
     Raises:
@@ -41,6 +42,7 @@ class Settings:
     tee: bool = False
     isolate: bool = False
     quiet_prefix_for: str | None = None
+    loss_summary: str = ""
     faults: FaultPlan | None = None
 
     def __post_init__(self) -> None:

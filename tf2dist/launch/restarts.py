@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tf2dist.cluster.loss_policy import WORKER_RESTARTS
 
@@ -19,12 +19,14 @@ class RestartBudget:
       job: how many times the whole job may still be started again.
       shared: does every restart count for both?
       preemption: how many times the whole job may still be started again since it was preempted.
+      has_replaced: has a worker been started again in its place?
     """
 
     worker: int
     job: int
     shared: bool
     preemption: int = PREEMPTIONS
+    has_replaced: bool = field(default=False, init=False)
 
     @classmethod
     def of(cls, max_restarts: int | None) -> RestartBudget:
@@ -44,6 +46,7 @@ class RestartBudget:
             return False
         self.worker -= 1
         self.job -= self.shared
+        self.has_replaced = True
         return True
 
     def take_job(self) -> bool:

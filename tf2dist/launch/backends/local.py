@@ -149,7 +149,8 @@ def _run(
     fixed = port or settings.get("isolate")
     with contextlib.nullcontext() if fixed else free_ports.hold(len(layout.placed)) as free:
         processes = _processes(argv, layout, _cluster(layout, port, free), shared, sharing)
-        return supervise(processes, preload=_PRELOAD if preload is None else preload, **settings).status
+        preload = _PRELOAD if preload is None else preload
+        return supervise(processes, preload=preload, loss_summary=layout.loss_summary, **settings).status
 
 
 def _cluster(layout: Layout, port: int | None, free: Sequence[int] | None = None) -> Cluster:

@@ -118,7 +118,8 @@ class SshBackend:
             )
             for order, place in zip(orders, layout.placed, strict=True)
         ]
-        status = supervise(processes, preload=("tf2dist.launch.backends.ssh_remote_agent",), **settings).status
+        preload = ("tf2dist.launch.backends.ssh_remote_agent",)
+        status = supervise(processes, preload=preload, loss_summary=layout.loss_summary, **settings).status
         return 1 if status == ssh_connection.LOST else status
 
 
