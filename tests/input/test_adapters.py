@@ -228,8 +228,16 @@ def test_an_iterator_over_arrays_makes_no_copy_of_them():
 def test_data_of_another_kind(tf):
     with pytest.raises(ValueError, match="found dict"):
         make_data_adapter({"x": 1})
-    with pytest.raises(ValueError, match="batched already"):
-        make_data_adapter(tf.data.Dataset.range(3), batch_size=2)
+
+
+@pytest.mark.parametrize("kind", ["Dataset", "generator"])
+def test_a_batch_size_beside_what_is_batched_already_is_ignored(tf, kind, caplog):
+    """As Keras's `fit` ignores it, where published programs give one; but not without a word."""
+    made = {"Dataset": lambda: tf.data.Dataset.range(6).batch(3), "generator": lambda: iter([np.zeros((3, 1))] * 2)}
+    assert make_finite_adapter(made[kind](), batch_size=2).steps == 2
+    assert "batch_size=2 is ignored, as by Keras" in caplog.text
+    with pytest.raises(ValueError, match="found batch_size=2 for a function"):
+        make_data_adapter(lambda context: tf.data.Dataset.range(3), batch_size=2)
 
 
 def test_a_function_that_makes_a_generator_is_named():

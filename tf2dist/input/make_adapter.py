@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -22,6 +23,7 @@ from tf2dist.input.python_adapter import PythonAdapter
 from tf2dist.input.python_source import PythonSource, is_python_source
 from tf2dist.input.sparse_ragged_rows import as_composite, batches_of_rows, has_tensor_rows, is_composite, row_count
 
+_log = logging.getLogger("tf2dist")
 _ADAPTERS = (Examples, DatasetAdapter, InputFunctionAdapter, PythonAdapter)
 
 
@@ -40,7 +42,7 @@ def make_data_adapter(
     Args:
       data: arrays, a Dataset of global batches, a `PyDataset` or whatever else Python gets such from, a function of an
         InputContext, or an adapter.
-      batch_size: for arrays.
+      batch_size: for arrays; ignored with a warning for what is batched already, as Keras ignores it.
       shuffle, seed: for arrays, and for the order of the batches of a `PyDataset`. Not
         Keras's undocumented "batch", which orders the rows inside of each batch anew.
       steps: batches to use in each pass; of arrays without a batch size, the batches that a pass is cut
@@ -59,12 +61,20 @@ def make_data_adapter(
             f"batch_size is for plain arrays; these tf2dist.Examples come in batches of {data.batch_size}, found "
             f"batch_size={batch_size}"
         )
+    if batch_size is not None and (isinstance(data, tf.data.Dataset) or is_python_source(data)):
+        _log.warning(
+            "batch_size=%s is ignored, as by Keras: a %s is batched already, by the global batch",
+            batch_size, _kind_of(data),
+        )  # fmt: skip
     if isinstance(data, _ADAPTERS):
         adapter = data
     elif is_arrays(data):
         adapter = _adapt_arrays(data, batch_size, shuffle, seed, steps)
-    elif batch_size is not None and not takes_batch_size(data):
-        raise UsageError(f"batch_size is for arrays; a {_kind_of(data)} is batched already, by the global batch")
+    elif batch_size is not None and _is_function(data):
+        raise UsageError(
+            f"batch_size is for arrays, found batch_size={batch_size} for a function; the Dataset that it returns is "
+            "batched already"
+        )
     elif isinstance(data, tf.data.Dataset):
         adapter = DatasetAdapter(data, steps)
     elif is_python_source(data):

@@ -89,9 +89,10 @@ def fit(
         a `tf.distribute.InputContext` that returns a Dataset of one replica's batches. Datasets are not autotuned
         unless their options set `autotune.enabled = True` (see `tf2dist.input.without_autotune`).
       batch_size, shuffle, seed: for arrays: the examples in a global batch (if not given, as many as make
-        `steps_per_epoch` batches of a pass, else 32), a new order for each pass, and what the orders follow from: two
-        calls with the same seed read the same orders. If none is given, each training of the model reads others, the
-        same ones whenever the program runs. The last two are for the batches of a `PyDataset`, too.
+        `steps_per_epoch` batches of a pass, else 32; ignored with a warning for what is batched already), a new order
+        for each pass, and what the orders follow from: two calls with the same seed read the same orders. If none is
+        given, each training of the model reads others, the same ones whenever the program runs. The last two are for
+        the batches of a `PyDataset`, too.
       epochs: the number of the epoch after the last one, as in Keras.
       verbose: 0, 1, 2 or "auto": Keras's progress bar, "auto" on a terminal only.
       callbacks: one or many of Keras, and `tf2dist.Checkpoint`, which goes on where an earlier call was killed. Hooks
