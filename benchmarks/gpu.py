@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from benchmarks.rounds import in_turn, table
 from tf2dist.errors import UsageError
-from tf2dist.system import gpu_libraries, gpus
+from tf2dist.system import cuda_libraries, gpus
 
 _TINY = os.environ.get("TF2DIST_TESTS_GPU") == "cpu"
 _OURS = "tf2dist.fit, steps chosen"
@@ -196,14 +196,14 @@ def row(report: dict) -> str:
 
 
 def _machine() -> dict:
-    driver, names = gpu_libraries.ask_driver(), gpus.visible()
+    driver, names = cuda_libraries.ask_driver(), gpus.visible()
     used = [gpu.name for gpu in driver.gpus if names and (gpu.index == names[0] or gpu.uuid.startswith(names[0]))]
     return {
         "gpu": used[0] if used else names[0] if names else "no GPU",  # a part of a card has a UUID of its own
         "gpus": len(driver.gpus),
         "driver": driver.version or "none",
         "tensorflow": importlib.metadata.version("tensorflow"),
-        "libraries": gpu_libraries.library_versions(),
+        "libraries": cuda_libraries.library_versions(),
         "cores": os.cpu_count(),
     }
 

@@ -23,7 +23,7 @@ from tf2dist.cluster.roles import Role, leader_of, role_of
 from tf2dist.cluster.spec import Cluster, ClusterError, Task
 from tf2dist.errors import UsageError
 from tf2dist.runtime import tensorflow_import
-from tf2dist.system import gpu_libraries, gpus, standard_output
+from tf2dist.system import cuda_libraries, gpus, standard_output
 from tf2dist.system.commands import Parser, as_called
 
 _ROLES = {
@@ -170,7 +170,7 @@ def _devices(problems: list[str]) -> list[dict]:
 
 def _gpus(used: int, problems: list[str]) -> dict | None:
     """What is known of GPUs; None where there are none. `used`: how many TensorFlow sees."""
-    driver, cards = gpu_libraries.ask_driver(), gpu_libraries.cards_in_slots()
+    driver, cards = cuda_libraries.ask_driver(), cuda_libraries.cards_in_slots()
     if not (driver.gpus or cards or gpus.identifiers()):
         failure = gpus.driver_failure()
         if asked := gpus.asked_for(os.environ):
@@ -182,7 +182,7 @@ def _gpus(used: int, problems: list[str]) -> dict | None:
         elif failure:
             problems.append(f"{failure}: mend NVIDIA's driver, or remove it where there is no GPU")
         return None
-    wanted, found = _wanted_libraries(), gpu_libraries.library_versions()
+    wanted, found = _wanted_libraries(), cuda_libraries.library_versions()
     report = {
         "driver": driver.version,
         "devices": [vars(gpu) for gpu in driver.gpus],
@@ -213,7 +213,7 @@ def _wanted_libraries() -> dict[str, str]:
         return {}
     built = {name: build.get(key, "") for name, key in _BUILD_INFO.items()}
     built = {name: " ".join(value) if isinstance(value, list) else value for name, value in built.items()}
-    tried = gpu_libraries.wanted_versions()  # which says more than the build's major version of cuDNN, and NCCL's
+    tried = cuda_libraries.wanted_versions()  # which says more than the build's major version of cuDNN, and NCCL's
     return built | {name: tried[name] for name in ("cudnn", "nccl") if name in tried}
 
 
@@ -222,14 +222,14 @@ def _misfit(name: str, label: str, wanted: dict[str, str], found: dict[str, str]
     version = wanted.get(name, "")
     if not found[name]:
         return f"{label} {version + ' ' if version else ''}is wanted and not found: {_INSTALL}"
-    fits = gpu_libraries.is_loaded(version, found[name]) if loaded else gpu_libraries.fits(name, version, found[name])
+    fits = cuda_libraries.is_loaded(version, found[name]) if loaded else cuda_libraries.fits(name, version, found[name])
     if version and not fits:
         return f"{label} {version} is wanted, and {found[name]} is found: {_INSTALL}"
     return ""
 
 
 def _why_unused(
-    driver: gpu_libraries.Driver, cards: list[str], wanted: dict[str, str], found: dict[str, str], used: int
+    driver: cuda_libraries.Driver, cards: list[str], wanted: dict[str, str], found: dict[str, str], used: int
 ) -> list[str]:
     """Why TensorFlow does not use each GPU, in the order in which it would be mended, with the command for it."""
     if not driver.version:
@@ -245,12 +245,12 @@ def _why_unused(
         problems.append(f"{error}: `unset {gpus.VISIBLE}`")
     if not wanted:
         return [*problems, "this TensorFlow is built without CUDA: `pip install 'tensorflow[and-cuda]'`"]
-    if too_old := gpu_libraries.driver_too_old(driver.version, wanted["cuda"]):
+    if too_old := cuda_libraries.driver_too_old(driver.version, wanted["cuda"]):
         problems.append(f"{too_old}: update it as your system does, for example by `sudo ubuntu-drivers install`")
     libraries = ("cuda", "CUDA's runtime"), ("cudnn", "cuDNN")
     # An older minor version of cuDNN hides no GPU: it is refused when it is first used.
     problems += filter(None, (_misfit(name, label, wanted, found, loaded=True) for name, label in libraries))
-    if missing := gpu_libraries.libraries_missing():
+    if missing := cuda_libraries.libraries_missing():
         is_wanted = "is wanted and not" if len(missing) == 1 else "are wanted and not all"
         problems.append(f"{', '.join(missing)} {is_wanted} found: {_INSTALL}")
     least = min(map(_capability, wanted["capabilities"].split()), default=0)
@@ -270,7 +270,7 @@ def _why_unused(
     ]
 
 
-def _hidden(driver: gpu_libraries.Driver, used: int) -> str:
+def _hidden(driver: cuda_libraries.Driver, used: int) -> str:
     """Says which setting hides GPUs from TensorFlow on purpose; "" if none does."""
     with contextlib.suppress(UsageError):
         shown, there = len(gpus.visible()), len(driver.gpus)
@@ -282,7 +282,7 @@ def _hidden(driver: gpu_libraries.Driver, used: int) -> str:
 
 def _capability(text: str) -> int:
     """A compute capability as ten times the number: "sm_80", "compute_80" and "8.0" are 80."""
-    numbers = gpu_libraries.version_numbers(text)
+    numbers = cuda_libraries.version_numbers(text)
     return numbers[0] * 10 + numbers[1] if len(numbers) > 1 else numbers[0] if numbers else 0
 
 

@@ -7,7 +7,7 @@ from absl import flags
 
 from tf2dist.cluster.spec import AnyJobs, ClusterError, Task
 from tf2dist.errors import UsageError
-from tf2dist.runtime import placement
+from tf2dist.runtime import placement_log
 from trainers.common import main
 
 _HOSTS = flags.DEFINE_list(
@@ -44,7 +44,7 @@ def prepare(shared):
     """Checks the flags, before TensorFlow is imported."""
     if _DEVICES.value is not None and len(_DEVICES.value) != 2:
         raise UsageError(f"--devices={','.join(_DEVICES.value)} names {len(_DEVICES.value)}; two are right")
-    if wrong := [device for device in _DEVICES.value or () if not placement.is_device(device)]:
+    if wrong := [device for device in _DEVICES.value or () if not placement_log.is_device(device)]:
         raise UsageError(
             f"{wrong[0]!r} in --devices is no device; one is written as /cpu:0 or /job:worker/task:1/gpu:0"
         )
@@ -69,18 +69,18 @@ def train(run, prepared):
             with tf.device(device):
                 result = operation(*arguments, name=text.replace(" ", ""))
         except tf.errors.InvalidArgumentError as error:
-            why = placement.explain(error, text, device)
+            why = placement_log.explain(error, text, device)
             if why is None:
                 raise
             raise UsageError(f"{why}; --soft_placement lets TensorFlow choose another device") from None
-        steps.append({"op": text, "wanted": device, "got": placement.short(result.device)})
+        steps.append({"op": text, "wanted": device, "got": placement_log.short(result.device)})
         return result
 
     x = tf.constant(2)
     y = on(second, "x - 66", tf.subtract, x, 66)
     z = on(first, "x + 300", tf.add, x, 300)
     total = int(on(first, "sum", tf.add, y, z))
-    run.say(f"{total}\n{placement.table(('op', 'wanted', 'got'), [tuple(step.values()) for step in steps])}")
+    run.say(f"{total}\n{placement_log.table(('op', 'wanted', 'got'), [tuple(step.values()) for step in steps])}")
     return {"result": total, "placement": steps}
 
 
@@ -102,7 +102,7 @@ def _default_devices(prefixes: list[str]) -> tuple[str, str]:
 
     if len(prefixes) > 1:
         return f"{prefixes[0]}/cpu:0", f"{prefixes[1]}/cpu:0"
-    names = [placement.short(d.name) for kind in ("CPU", "GPU") for d in tf.config.list_logical_devices(kind)]
+    names = [placement_log.short(d.name) for kind in ("CPU", "GPU") for d in tf.config.list_logical_devices(kind)]
     return names[0], names[-1]
 
 

@@ -15,7 +15,7 @@ import time
 from absl import flags
 
 from tf2dist.errors import UsageError
-from tf2dist.runtime import placement
+from tf2dist.runtime import placement_log
 from tf2dist.system import files, output_files
 from tf2dist.system.atomic_files import replacing
 from trainers.common import flag_requirements, main
@@ -75,7 +75,7 @@ def train(run, prepared):
         if _NUMPY.value:
             runs.append(_time_numpy(matrix))
     heading = ("device", "size", "dtype", "GFLOP/s", "to device ms", "compute ms", "to host ms", "result")
-    run.say(placement.table(heading, [_table_row(one) for one in runs]))
+    run.say(placement_log.table(heading, [_table_row(one) for one in runs]))
     if _CHART.value:
         _draw_chart(_CHART.value, runs)
     return {"dtype": _DTYPE.value, "repeats": _REPEATS.value, "runs": runs}
@@ -96,7 +96,7 @@ def _device_groups(soft_placement: bool) -> list[list[str]]:
     """
     import tensorflow as tf
 
-    available = [placement.short(d.name) for kind in ("CPU", "GPU") for d in tf.config.list_logical_devices(kind)]
+    available = [placement_log.short(d.name) for kind in ("CPU", "GPU") for d in tf.config.list_logical_devices(kind)]
     asked = f"/{_DEVICE.value.lower().strip('/')}" if _DEVICE.value else ""
     if _SPLIT.value:
         kind = asked or ("/gpu" if any("gpu" in name for name in available) else "/cpu")
@@ -168,7 +168,7 @@ def _time_product(matrix, devices: list[str], *, compiled: bool) -> dict:
             times.append(seconds)
         del copies, rows
     _check_result(matrix, result)
-    name = ", ".join(devices) if count > 1 else placement.short(sums[0].device)
+    name = ", ".join(devices) if count > 1 else placement_log.short(sums[0].device)
     return _run_report(name, size, result, *(statistics.median(times[1:]) for times in (compute, to, back)))
 
 

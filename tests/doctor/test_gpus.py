@@ -6,7 +6,7 @@ import pytest
 
 from tests.gpu_fakes import fake_nvidia_smi
 from tf2dist import doctor
-from tf2dist.system import gpu_libraries
+from tf2dist.system import cuda_libraries
 
 WANTED = {"cuda": "12.5.1", "cudnn": "9.3.0.75", "nccl": "2.27.7", "capabilities": "sm_60 sm_70 compute_90"}
 FOUND = {"cuda": "12.9.79", "cudnn": "9.10.2", "nccl": "2.27.7"}
@@ -40,9 +40,9 @@ def machine(tmp_path, monkeypatch):
         if visible is not None:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         monkeypatch.setattr(doctor, "_wanted_libraries", lambda: wanted)
-        monkeypatch.setattr(gpu_libraries, "library_versions", lambda: found)
-        monkeypatch.setattr(gpu_libraries, "libraries_missing", lambda: list(missing))
-        monkeypatch.setattr(gpu_libraries, "cards_in_slots", lambda: list(cards))
+        monkeypatch.setattr(cuda_libraries, "library_versions", lambda: found)
+        monkeypatch.setattr(cuda_libraries, "libraries_missing", lambda: list(missing))
+        monkeypatch.setattr(cuda_libraries, "cards_in_slots", lambda: list(cards))
         problems = []
         return doctor._gpus(used, problems), problems
 
@@ -170,20 +170,20 @@ class Library:
 @pytest.fixture
 def no_wheels(monkeypatch):
     def none(name):
-        raise gpu_libraries.importlib.metadata.PackageNotFoundError(name)
+        raise cuda_libraries.importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(gpu_libraries.importlib.metadata, "version", none)
+    monkeypatch.setattr(cuda_libraries.importlib.metadata, "version", none)
 
 
 def test_versions_that_libraries_tell(monkeypatch, no_wheels):
-    monkeypatch.setattr(gpu_libraries.ctypes, "CDLL", Library)
-    assert gpu_libraries.library_versions({}) == {"cuda": "12.5", "cudnn": "9.3.0", "nccl": "2.27.7"}
+    monkeypatch.setattr(cuda_libraries.ctypes, "CDLL", Library)
+    assert cuda_libraries.library_versions({}) == {"cuda": "12.5", "cudnn": "9.3.0", "nccl": "2.27.7"}
 
     def gone(file):
         raise OSError(file)
 
-    monkeypatch.setattr(gpu_libraries.ctypes, "CDLL", gone)
-    assert gpu_libraries.library_versions({}) == {"cuda": "", "cudnn": "", "nccl": ""}
+    monkeypatch.setattr(cuda_libraries.ctypes, "CDLL", gone)
+    assert cuda_libraries.library_versions({}) == {"cuda": "", "cudnn": "", "nccl": ""}
 
 
 def test_libraries_beside_tensorflow(tmp_path, monkeypatch, no_wheels):
@@ -200,9 +200,9 @@ def test_libraries_beside_tensorflow(tmp_path, monkeypatch, no_wheels):
     file.parent.mkdir(parents=True)
     file.touch()
     spec = types.SimpleNamespace(submodule_search_locations=[str(tmp_path / "tensorflow")])
-    monkeypatch.setattr(gpu_libraries.importlib.util, "find_spec", lambda name: spec)
-    monkeypatch.setattr(gpu_libraries.ctypes, "CDLL", load)
-    assert gpu_libraries.library_versions({}) == {"cuda": "", "cudnn": "9.3.0", "nccl": ""}
+    monkeypatch.setattr(cuda_libraries.importlib.util, "find_spec", lambda name: spec)
+    monkeypatch.setattr(cuda_libraries.ctypes, "CDLL", load)
+    assert cuda_libraries.library_versions({}) == {"cuda": "", "cudnn": "9.3.0", "nccl": ""}
     assert str(file) in asked
 
 
@@ -217,11 +217,11 @@ def test_other_libraries_that_tensorflow_loads(tmp_path, monkeypatch, no_wheels)
             raise OSError(file)
         return Library(file)
 
-    monkeypatch.setattr(gpu_libraries.ctypes, "CDLL", load)
-    assert gpu_libraries.libraries_missing({"LD_LIBRARY_PATH": str(tmp_path)}) == ["cuSPARSE"]
-    assert gpu_libraries.libraries_missing({}) == ["cuBLAS", "cuFFT", "cuSPARSE"]
-    monkeypatch.setattr(gpu_libraries.importlib.metadata, "requires", lambda name: None)
-    assert gpu_libraries.libraries_missing({}) == []
+    monkeypatch.setattr(cuda_libraries.ctypes, "CDLL", load)
+    assert cuda_libraries.libraries_missing({"LD_LIBRARY_PATH": str(tmp_path)}) == ["cuSPARSE"]
+    assert cuda_libraries.libraries_missing({}) == ["cuBLAS", "cuFFT", "cuSPARSE"]
+    monkeypatch.setattr(cuda_libraries.importlib.metadata, "requires", lambda name: None)
+    assert cuda_libraries.libraries_missing({}) == []
 
 
 def test_an_older_library_that_comes_first(tmp_path, monkeypatch):
@@ -229,10 +229,10 @@ def test_an_older_library_that_comes_first(tmp_path, monkeypatch):
     old = tmp_path / "old"
     old.mkdir()
     (old / "libcudnn.so.9").touch()
-    monkeypatch.setattr(gpu_libraries.ctypes, "CDLL", Library)
-    monkeypatch.setattr(gpu_libraries.importlib.metadata, "version", lambda name: "9.10.2")
-    assert gpu_libraries.library_versions({})["cudnn"] == "9.10.2"
-    assert gpu_libraries.library_versions({"LD_LIBRARY_PATH": f"/nowhere:{old}"})["cudnn"] == "9.1.0"
+    monkeypatch.setattr(cuda_libraries.ctypes, "CDLL", Library)
+    monkeypatch.setattr(cuda_libraries.importlib.metadata, "version", lambda name: "9.10.2")
+    assert cuda_libraries.library_versions({})["cudnn"] == "9.10.2"
+    assert cuda_libraries.library_versions({"LD_LIBRARY_PATH": f"/nowhere:{old}"})["cudnn"] == "9.1.0"
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_an_older_library_that_comes_first(tmp_path, monkeypatch):
     ],
 )  # fmt: skip
 def test_versions_that_fit(name, wanted, found, right):
-    assert gpu_libraries.fits(name, wanted, found) is right
+    assert cuda_libraries.fits(name, wanted, found) is right
 
 
 @pytest.mark.parametrize(
@@ -257,12 +257,12 @@ def test_versions_that_fit(name, wanted, found, right):
     ],
 )
 def test_what_is_loaded_and_fails_later(monkeypatch, found, unusable, failing):
-    monkeypatch.setattr(gpu_libraries, "wanted_versions", lambda: WANTED)
-    monkeypatch.setattr(gpu_libraries, "library_versions", lambda: {**FOUND, "cudnn": found})
-    monkeypatch.setattr(gpu_libraries, "libraries_missing", list)
-    assert gpu_libraries.why_unusable() == unusable
+    monkeypatch.setattr(cuda_libraries, "wanted_versions", lambda: WANTED)
+    monkeypatch.setattr(cuda_libraries, "library_versions", lambda: {**FOUND, "cudnn": found})
+    monkeypatch.setattr(cuda_libraries, "libraries_missing", list)
+    assert cuda_libraries.why_unusable() == unusable
     if not unusable:
-        assert gpu_libraries.what_will_fail() == failing
+        assert cuda_libraries.what_will_fail() == failing
 
 
 def test_what_this_tensorflow_was_built_for(tf):
@@ -270,8 +270,8 @@ def test_what_this_tensorflow_was_built_for(tf):
     build, wanted = tf.sysconfig.get_build_info(), doctor._wanted_libraries()
     assert bool(wanted) == build["is_cuda_build"]
     if wanted:
-        assert gpu_libraries.driver_too_old("1.0", wanted["cuda"])
-        assert {name: gpu_libraries.version_numbers(wanted[name])[0] for name in ("cudnn", "nccl")} == {
-            "cudnn": gpu_libraries.version_numbers(build["cudnn_version"])[0], "nccl": 2,
+        assert cuda_libraries.driver_too_old("1.0", wanted["cuda"])
+        assert {name: cuda_libraries.version_numbers(wanted[name])[0] for name in ("cudnn", "nccl")} == {
+            "cudnn": cuda_libraries.version_numbers(build["cudnn_version"])[0], "nccl": 2,
         }  # fmt: skip
         assert all(60 <= doctor._capability(text) < 200 for text in wanted["capabilities"].split())

@@ -19,7 +19,7 @@ LIGHT = [
     "tf2dist.errors",
     "tf2dist.doctor",
     "tf2dist.runtime.tensorflow_import",
-    "tf2dist.runtime.placement",
+    "tf2dist.runtime.placement_log",
     "tf2dist.runtime.session",
     "tf2dist.execution.steps_per_execution",
     "tf2dist.data",

@@ -31,7 +31,7 @@ ALLOWED = {
     "tf2dist/input/without_autotune.py": ["warnings.simplefilter"],  # inside of catch_warnings
     "tf2dist/migrate/python_tokens.py": ["warnings.simplefilter"],  # inside of catch_warnings
     "tf2dist/runtime/logging_setup.py": ["sys.stderr.write", "….setLevel"],  # launcher and trainers ask for it
-    "tf2dist/runtime/placement.py": ["sys.stdout"],  # --log_device_placement asks for it
+    "tf2dist/runtime/placement_log.py": ["sys.stdout"],  # --log_device_placement asks for it
     "tf2dist/runtime/tensorflow_import.py": ["os.write(2, …)"],  # what TensorFlow has printed, if its import fails
 }
 

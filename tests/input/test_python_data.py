@@ -15,8 +15,8 @@ from tests.conftest import sampled
 from tests.input.python_kinds import BROKEN, KINDS, STEPS, Rows, batches, composite, endless
 from tests.models import OPTIMIZERS, ROWS, classifier, weights
 from tf2dist.errors import UsageError
-from tf2dist.input.batch_reader_thread import BatchReader
 from tf2dist.input.make_adapter import make_data_adapter
+from tf2dist.input.timed_batch_reader import BatchReader
 from tf2dist.system import linux
 
 

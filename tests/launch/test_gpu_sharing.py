@@ -11,7 +11,7 @@ from tf2dist.cluster.spec import Task
 from tf2dist.errors import UsageError
 from tf2dist.launch.cluster_layout import Layout, PlacedTask, place_tasks
 from tf2dist.launch.gpu_sharing import agreed, share_gpus
-from tf2dist.system import gpu_libraries
+from tf2dist.system import cuda_libraries
 
 _SHOW = """
 names = ("CUDA_VISIBLE_DEVICES", "TF2DIST_GPUS_SHARED_BY", "TF2DIST_GPU_MEMORY", "TF_FORCE_GPU_ALLOW_GROWTH")
@@ -335,7 +335,7 @@ TWO_HOSTS = [("b", 2), ("c", 1)]
 
 def on_two_hosts(layout, monkeypatch, tmp_path, counts, **options):
     found = {}
-    monkeypatch.setattr(gpu_libraries, "why_unusable", lambda: "")
+    monkeypatch.setattr(cuda_libraries, "why_unusable", lambda: "")
     for host, count in zip(("b", "c"), counts, strict=True):
         fake_nvidia_smi(tmp_path, monkeypatch, count)
         found[host] = share_gpus(layout, {}, host=host, **options)

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tf2dist.launch import network_namespace
-from tf2dist.launch.restarts import RestartBudget
+from tf2dist.launch.restart_budget import RestartBudget
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 
 from tests.parity import tf1
 from tests.parity.processes import alone, caught, cluster, command, tf1_cluster
-from tf2dist.runtime.placement import short
+from tf2dist.runtime.placement_log import short
 
 pytestmark = pytest.mark.slow
 

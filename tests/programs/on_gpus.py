@@ -49,11 +49,11 @@ def on_cpus(parts: int) -> None:
     """Has CPU devices take the ways of GPUs: all replicas of a process as parts of one, of which peers know."""
     from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
 
-    from tf2dist.runtime import devices, gradient_all_reduce
+    from tf2dist.runtime import choose_all_reduce, devices
 
     devices.on_accelerators = lambda strategy: True  # the way that batches take on GPUs
     parts_of_one = types.SimpleNamespace(physical_gpus=lambda replicas: [0] * len(replicas))
-    gradient_all_reduce.devices = parts_of_one
+    choose_all_reduce.devices = parts_of_one
     CollectiveAllReduceExtended._initialize_local_devices = lambda self, resolver, worker: (
         tuple(f"{worker}/device:CPU:{part}" for part in range(parts)), "CPU",
     )  # fmt: skip

@@ -6,8 +6,8 @@ import pytest
 
 import tf2dist
 from tf2dist import Cluster, Task
-from tf2dist.runtime import devices, gradient_all_reduce, tensorflow_config_proto
-from tf2dist.runtime.gradient_all_reduce import Reduction, choose
+from tf2dist.runtime import choose_all_reduce, devices, tensorflow_config_proto
+from tf2dist.runtime.choose_all_reduce import Reduction, choose
 
 
 class FakeConfig:
@@ -164,7 +164,7 @@ def test_peers_train_on_their_gpus(tf, monkeypatch, caplog, gpus, parts, shared_
 def test_mirrored_on_parts_of_one_gpu(tf, monkeypatch, caplog, parts, operations):
     FakeConfig(2, parts=parts).install(tf, monkeypatch)
     with caplog.at_level("INFO", "tf2dist"):
-        found = gradient_all_reduce.within_process(["/gpu:0", "/gpu:1"])
+        found = choose_all_reduce.within_process(["/gpu:0", "/gpu:1"])
     if parts:
         assert type(found).__name__ == operations
         assert "gradients are added by a reduction on one device" in caplog.text

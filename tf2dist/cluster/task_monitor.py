@@ -12,7 +12,7 @@ from tf2dist.cluster.loss_policy import LossPolicy
 from tf2dist.cluster.peer_calls import PeerCalls
 from tf2dist.cluster.rendezvous import RendezvousError
 from tf2dist.cluster.spec import Task
-from tf2dist.cluster.stalls import Progress, State, answer
+from tf2dist.cluster.stall_diagnosis import Progress, State, answer
 from tf2dist.errors import START_AGAIN
 
 _FATAL_LOSS_GRACE = 60.0  # seconds that the process gets to end when a loss has ended the job

@@ -15,7 +15,7 @@ from tf2dist.compat.strategy_internals import LOST_TASK_ERRORS
 from tf2dist.errors import UsageError
 from tf2dist.input.batch_slicing import ReplicaSlices, slice_bounds
 from tf2dist.input.data_adapter import ReadByTensorFlow
-from tf2dist.input.dataset_graph import DatasetGraph
+from tf2dist.input.seeded_dataset_graph import DatasetGraph
 from tf2dist.input.without_autotune import without_autotune
 
 _log = logging.getLogger("tf2dist")

@@ -7,10 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf2dist.input.batch_reader_thread import BatchReader
 from tf2dist.input.batch_slicing import ReplicaSlices
 from tf2dist.input.dataset_adapter import cut_batches, slices_in_turn
 from tf2dist.input.python_source import PythonSource
+from tf2dist.input.timed_batch_reader import BatchReader
 from tf2dist.input.without_autotune import without_autotune
 
 

@@ -18,9 +18,9 @@ import tensorflow as tf
 from tf2dist.errors import TrainingError, UsageError
 from tf2dist.input import py_dataset_workers
 from tf2dist.input.batch_format import as_spec, common_spec, in_words, spec_of, standardized
-from tf2dist.input.batch_reader_thread import BatchReader
 from tf2dist.input.input_progress import InputProgress, Unwatched
 from tf2dist.input.sparse_ragged_rows import is_composite
+from tf2dist.input.timed_batch_reader import BatchReader
 
 _PEEKED = 2  # batches from which shapes are taken, as in Keras: a size that differs between them varies
 _KEPT_BYTES = 1 << 30  # of an iterator whose length nobody says

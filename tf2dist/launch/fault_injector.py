@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tf2dist.launch.fault_plan import ANY, Fault, FaultPlan, Kind
-from tf2dist.launch.recovery import Recovery
+from tf2dist.launch.recovery_report import Recovery
 from tf2dist.system.step_file import StepFile
 
 INTERVAL = 0.02  # seconds between two looks at the steps and the clock

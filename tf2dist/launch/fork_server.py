@@ -21,7 +21,7 @@ import warnings
 from typing import Any
 
 from tf2dist.launch import network_namespace, user_program
-from tf2dist.system import collector, gpus, linux
+from tf2dist.system import garbage_collector, gpus, linux
 
 LAST_GRACE = 2.0  # seconds from SIGTERM to SIGKILL when the launcher is gone
 _TICK = 1.0  # seconds between two looks for orphans that have ended
@@ -180,7 +180,7 @@ def main() -> None:
     sys.path[:] = [path for path in sys.path[1:] if path]
     if root not in sys.path:
         sys.path.append(root)
-    with collector.paused():
+    with garbage_collector.paused():
         for module in filter(None, modules.split(",")):
             importlib.import_module(module)
     if gpus.driver_is_open():

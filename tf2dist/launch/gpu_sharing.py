@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from tf2dist.errors import UsageError
 from tf2dist.launch.cluster_layout import Layout
-from tf2dist.system import gpu_libraries, gpus
+from tf2dist.system import cuda_libraries, gpus
 from tf2dist.system.environment_variables import GPU_MEMORY, GPUS_GIVEN, GPUS_SHARED_BY, count
 
 _DOCTOR = "python -m tf2dist.doctor says what mends it"
@@ -113,7 +113,7 @@ def share_gpus(
         elif gpus.VISIBLE not in environ and (why := gpus.driver_failure()):
             note = f"no GPU is used: {why}; {_DOCTOR}"
         return GpuSharing({str(task): {} for task in tasks}, note, none)
-    unusable = gpu_libraries.why_unusable()
+    unusable = cuda_libraries.why_unusable()
     if each and each > 1 and any(name.startswith("MIG-") for name in names):
         raise UsageError(f"--gpus_per_worker={each}: CUDA shows a process one part of a GPU (MIG), and no more")
     if unusable and each:
@@ -138,7 +138,7 @@ def share_gpus(
     # Workers of other hosts may share a GPU, and all do without NCCL then; servers add up gradients by themselves.
     together = per_worker * sum(layout.computes(place.task.job) for place in layout.placed)
     with_nccl = shared_by == 1 and together > 1 and not layout.count("ps")
-    if used and (failing := gpu_libraries.what_will_fail(with_nccl=with_nccl)):
+    if used and (failing := cuda_libraries.what_will_fail(with_nccl=with_nccl)):
         note = "; ".join(filter(None, [note, failing, _DOCTOR]))
     return GpuSharing(variables, note, per_worker if workers else None, shared_by)
 

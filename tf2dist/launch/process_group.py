@@ -27,7 +27,7 @@ from tf2dist.launch.fork_server_client import ForkServerClient
 from tf2dist.launch.log_files import LogFiles
 from tf2dist.launch.process import Process
 from tf2dist.launch.process_group_settings import Settings
-from tf2dist.launch.restarts import WRONG_COMMAND, RestartBudget
+from tf2dist.launch.restart_budget import WRONG_COMMAND, RestartBudget
 from tf2dist.system import linux
 
 _MARK = "TF2DIST_JOB"  # in the environment of everything that a group starts

@@ -20,7 +20,7 @@ from tf2dist.launch.log_files import LogFiles
 from tf2dist.launch.process import Process
 from tf2dist.launch.process_group import ProcessGroup
 from tf2dist.launch.process_group_settings import Settings
-from tf2dist.launch.restarts import PREEMPTIONS, RestartBudget
+from tf2dist.launch.restart_budget import PREEMPTIONS, RestartBudget
 from tf2dist.launch.signals import SignalPipe
 from tf2dist.system.environment_variables import STEP_FILE
 from tf2dist.system.output_files import write_text

@@ -26,7 +26,7 @@ from tf2dist.compat.multiworker_cpu_replicas import multi_worker_mirrored
 from tf2dist.compat.scheduled_functions import observe_scheduling
 from tf2dist.compat.strategy_internals import mirrored
 from tf2dist.errors import UsageError
-from tf2dist.runtime import devices, gradient_all_reduce, tensorflow_config_proto
+from tf2dist.runtime import choose_all_reduce, devices, tensorflow_config_proto
 
 __all__ = ["STRATEGIES", "make_strategy"]
 
@@ -76,13 +76,13 @@ def make_strategy(
 @functools.cache
 def _mirrored(*compute: str) -> tf.distribute.Strategy:
     """Returns one strategy object for the same devices."""
-    return mirrored(compute, gradient_all_reduce.within_process(compute))
+    return mirrored(compute, choose_all_reduce.within_process(compute))
 
 
 def _multiworker(cluster: Cluster, compute: list[str]) -> tf.distribute.Strategy:
     """Returns a strategy with these replicas in each process."""
     processes = cluster.count("worker") + cluster.count("chief")
-    options = gradient_all_reduce.between_processes(compute, processes)
+    options = choose_all_reduce.between_processes(compute, processes)
     # Without the number of GPUs the strategy would train on the CPU: TensorFlow's resolver does not count them.
     gpus = len(devices.physical_gpus(compute))
     resolver = _resolver(cluster, member=True, num_accelerators={"GPU": gpus} if gpus else None)

@@ -13,7 +13,7 @@ import threading
 import time
 from typing import NoReturn
 
-from tf2dist.cluster import heartbeat, rendezvous, stalls
+from tf2dist.cluster import heartbeat, rendezvous, stall_diagnosis
 from tf2dist.cluster.heartbeat import TaskConnection, TaskLostError
 from tf2dist.cluster.loss_policy import status_after_loss
 from tf2dist.cluster.roles import leader_of
@@ -65,7 +65,7 @@ def serve(cluster: Cluster, limit: float | None = None, preemption: Preemption |
         SigtermHandler(request.ask, lambda: None).install()
     connection.send("ready")
     status = heartbeat.wait_until_done(
-        connection, request.answered, lambda message: stalls.answer(connection, message, None)
+        connection, request.answered, lambda message: stall_diagnosis.answer(connection, message, None)
     )
     del server  # it cannot be stopped; it ends with the process
     return status

@@ -15,7 +15,7 @@ from tf2dist.cluster import environments, rendezvous
 from tf2dist.cluster.loss_policy import LossPolicy, status_after_loss
 from tf2dist.cluster.roles import Role, followers_of, leader_of, role_of
 from tf2dist.cluster.spec import Cluster, Task
-from tf2dist.cluster.stalls import Progress
+from tf2dist.cluster.stall_diagnosis import Progress
 from tf2dist.cluster.strategy_names import check_strategy
 from tf2dist.cluster.task_monitor import FollowerMonitor, LeaderMonitor
 from tf2dist.errors import START_AGAIN, UsageError
@@ -25,7 +25,7 @@ from tf2dist.runtime.logging_setup import log_to_stderr_by_default, quiet_tensor
 from tf2dist.runtime.preemption import Preemption
 from tf2dist.runtime.process_exit import exit_now
 from tf2dist.runtime.server import fork_worker_0_server, serve_and_exit
-from tf2dist.runtime.stall_watch import StallWatch
+from tf2dist.runtime.stall_timeout import StallWatch
 from tf2dist.runtime.step_report import StepReport
 from tf2dist.system import environment_variables, program_errors
 from tf2dist.system.limited_call import call_for

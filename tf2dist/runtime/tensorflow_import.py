@@ -10,7 +10,7 @@ import sys
 from collections.abc import Generator
 
 from tf2dist.runtime import logging_setup
-from tf2dist.system import collector
+from tf2dist.system import garbage_collector
 from tf2dist.system.environment_variables import TENSORFLOW_DEFAULTS
 
 
@@ -28,7 +28,7 @@ def import_tensorflow():
     """
     set_defaults()
     if "tensorflow" not in sys.modules:
-        with held_back_stderr(), collector.paused():
+        with held_back_stderr(), garbage_collector.paused():
             importlib.import_module("keras")
             import tensorflow as tf
     import tensorflow as tf

@@ -23,8 +23,8 @@ from tf2dist.input.keras_arguments import as_data
 from tf2dist.input.make_adapter import make_data_adapter, make_finite_adapter, takes_batch_size
 from tf2dist.input.validation_split import split_rows
 from tf2dist.parameter_server.options import ParameterServer
-from tf2dist.runtime import peer_agreement, session
-from tf2dist.training import data_validation, evaluator_task, model_validation, shuffle_seed
+from tf2dist.runtime import peer_arguments, session
+from tf2dist.training import data_validation, default_fit_seed, evaluator_task, model_validation
 from tf2dist.training.callbacks import act_on_validation, as_list, includes, make_callback_list, need_every_batch
 from tf2dist.training.checkpoint import Checkpoint
 from tf2dist.training.fit_loop import TrainingLoop
@@ -130,7 +130,7 @@ def fit(
     data = as_data(x, y, sample_weight)
     if validation_split and validation_data is None:
         data, validation_data = split_rows(data, validation_split)
-    seed = shuffle_seed.begin_call(model, initial_epoch) if seed is None else seed
+    seed = default_fit_seed.begin_call(model, initial_epoch) if seed is None else seed
     adapter = make_data_adapter(
         data, batch_size=batch_size, shuffle=shuffle, seed=seed, class_weight=class_weight,
         steps=steps_per_epoch if takes_batch_size(data) else None, progress=session.current().progress,
@@ -205,7 +205,7 @@ def fit(
         raise
     if saves:
         preemption.end_if_requested()  # it was asked to stop after the last step
-    shuffle_seed.end_call(model)
+    default_fit_seed.end_call(model)
     return history
 
 
@@ -311,7 +311,7 @@ def _preemptible() -> Generator[None]:
 
 def _check_same_for_peers(prepared: PreparedModel, function: str, **lengths: int | None) -> None:
     """Raises UsageError in all peers of a job unless all make this call with these lengths; no peer waits then."""
-    found = peer_agreement.difference(prepared.strategy, {"function": function, **lengths})
+    found = peer_arguments.difference(prepared.strategy, {"function": function, **lengths})
     if found is None:
         return
     name, who = found

@@ -27,7 +27,7 @@ from tf2dist.execution.custom_train_step import CustomTrainStep
 from tf2dist.input.batch_slicing import ReplicaSlices, slice_bounds
 from tf2dist.runtime import collectives
 from tf2dist.training.loss_validation import computes_in_16_bits
-from tf2dist.training.made_up_rows import made_up
+from tf2dist.training.trial_rows import made_up
 
 _SIZES = [0.1, 1.0, 0.5, 0.8, 0.3]  # of rows, over and over; rows that are alike would show nothing
 _MOST_ROWS = 17

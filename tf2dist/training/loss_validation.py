@@ -16,7 +16,7 @@ from tf2dist.compat.strategy_internals import worker_count
 from tf2dist.errors import UsageError
 from tf2dist.execution.keras_train_step import KerasTrainStep
 from tf2dist.parameter_server.options import ParameterServer
-from tf2dist.training.made_up_rows import made_up
+from tf2dist.training.trial_rows import made_up
 
 _CUT = 1
 _SIZES = [0.2, 4.0, 1.0]  # rows that are alike would show nothing

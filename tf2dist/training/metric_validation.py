@@ -27,7 +27,7 @@ from tf2dist.errors import UsageError
 from tf2dist.execution.custom_step_with_sums import CustomStepWithSums
 from tf2dist.execution.custom_train_step import CustomTrainStep
 from tf2dist.training.loss_validation import computes_in_16_bits
-from tf2dist.training.made_up_rows import made_up
+from tf2dist.training.trial_rows import made_up
 
 _CUT = 1
 _SIZES = [0.2, 1.5, 1.0]  # of rows; those that are alike would show nothing

@@ -49,7 +49,7 @@ def report_failure(program: str, error: BaseException) -> int | None:
 
 def _explain(error: BaseException) -> tuple[int, str] | None:
     """As `Session.explain`, also for errors that can only be a trainer's user's: a full disk, a wrong device."""
-    from tf2dist.runtime import error_explanation, placement, session
+    from tf2dist.runtime import error_explanation, placement_log, session
 
     if isinstance(error, _WRONG_COMMAND):
         return 2, error_explanation.one_line(error)
@@ -57,7 +57,7 @@ def _explain(error: BaseException) -> tuple[int, str] | None:
         return 1, error_explanation.one_line(error)
     if not isinstance(error, Exception) or not error_explanation.is_tensorflow_error(error):
         return session.current().explain(error)
-    if misplaced := placement.explain(error):
+    if misplaced := placement_log.explain(error):
         return 1, f"{misplaced}; --soft_placement lets TensorFlow choose another device"
     return session.current().explain(error) or (1, reason(error))
 

@@ -16,7 +16,7 @@ from tf2dist.cluster.roles import Role
 from tf2dist.cluster.spec import Cluster, ClusterError
 from tf2dist.data.errors import DataError
 from tf2dist.errors import UsageError
-from tf2dist.runtime import logging_setup, placement
+from tf2dist.runtime import logging_setup, placement_log
 from tf2dist.system import environment_variables, files, linux
 from trainers.common import exit_status, flag_requirements, report
 from trainers.common.shared_flags import SharedFlags, read
@@ -60,9 +60,9 @@ class Run:
           what: the flag: "--dataset".
           found: what this process has found, in words. All peers must call it together; elsewhere nothing happens.
         """
-        from tf2dist.runtime import peer_agreement
+        from tf2dist.runtime import peer_arguments
 
-        if different := peer_agreement.difference(self.strategy, {what: found}):
+        if different := peer_arguments.difference(self.strategy, {what: found}):
             raise DataError(f"{what} is not the same for all processes: {different[1]}; give all of them the same")
 
 
@@ -142,7 +142,7 @@ def _parse_flags(positional: Sequence[str]) -> None:
 
 def _run_task(train, has_strategy: bool, shared: SharedFlags, prepared, began: float) -> dict | None:
     """Joins the job as this process's task and trains; returns the whole report, in the process that leads."""
-    log = placement.begin(leads=shared.role is not Role.SERVER) if shared.log_device_placement else None
+    log = placement_log.begin(leads=shared.role is not Role.SERVER) if shared.log_device_placement else None
     strategy = _join(has_strategy, shared)
     import keras
     import tensorflow as tf

@@ -143,7 +143,7 @@ def test_a_strategy_of_several_devices_is_refused_where_only_tensorflow_knows_th
 
 
 def test_plans():
-    from trainers.life.strip_plan import plan
+    from trainers.life.strips_in_cache import plan
 
     for rows, width, replicas in ((3, 3, 3), (50, 3, 1), (4096, 64, 1), (16384, 256, 2), (1001, 7, 4)):
         found = plan(rows, width, replicas)

@@ -18,7 +18,7 @@ from tf2dist.errors import START_AGAIN, UsageError
 from tf2dist.launch import cluster_layout
 from tf2dist.launch.backend import Backend
 from tf2dist.launch.cluster_layout import LOCALHOST, Layout
-from tf2dist.launch.restarts import WRONG_COMMAND
+from tf2dist.launch.restart_budget import WRONG_COMMAND
 from tf2dist.launch.user_program import python_arguments
 from tf2dist.system import environment_variables
 

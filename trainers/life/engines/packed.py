@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf2dist.runtime import devices
-from trainers.life import halo_exchange, packed_board, rule_diagram, strip_plan
+from trainers.life import halo_exchange, packed_board, rule_diagram, strips_in_cache
 from trainers.life.engines import packed_strip
 from trainers.life.rule import Rule
 
@@ -26,7 +26,7 @@ class Packed:
 
     Args:
       strategy: of the replicas; the default device alone if not given.
-      strips, halo: see `trainers.life.strip_plan.plan`, which chooses them.
+      strips, halo: see `trainers.life.strips_in_cache.plan`, which chooses them.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Packed:
         width = packed_board.width(columns * self._copies)
         if strips is None and _on_accelerators(strategy):
             strips = 1
-        self.plan = strip_plan.plan(rows, width, self._replicas, strips=strips, halo=halo)
+        self.plan = strips_in_cache.plan(rows, width, self._replicas, strips=strips, halo=halo)
         kernel = functools.partial(
             packed_strip.advance, columns=columns * self._copies, edges=edges, diagram=rule_diagram.compile_rule(rule)
         )

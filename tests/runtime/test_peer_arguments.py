@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from tf2dist.runtime import collectives, peer_agreement
+from tf2dist.runtime import collectives, peer_arguments
 
 
 @pytest.fixture
@@ -37,14 +37,14 @@ def others(monkeypatch):
 )  # fmt: skip
 def test_what_differs(others, theirs, found):
     others(*theirs)
-    assert peer_agreement.difference(None, {"function": "fit", "steps": np.int64(5)}) == found
+    assert peer_arguments.difference(None, {"function": "fit", "steps": np.int64(5)}) == found
 
 
 def test_unknown_numbers_are_the_same(others):
     others({"steps": None})
-    assert peer_agreement.difference(None, {"steps": None}) is None
+    assert peer_arguments.difference(None, {"steps": None}) is None
 
 
 def test_nothing_is_exchanged_without_peers(tf, monkeypatch):
     monkeypatch.setattr(collectives, "all_gather", None)
-    assert peer_agreement.difference(tf.distribute.get_strategy(), {"steps": 5}) is None
+    assert peer_arguments.difference(tf.distribute.get_strategy(), {"steps": 5}) is None

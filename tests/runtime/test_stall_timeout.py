@@ -9,11 +9,11 @@ import tensorflow as tf
 
 from tests.threads import DEADLINE, stays
 from tf2dist.cluster.loss_policy import LossPolicy
-from tf2dist.cluster.stalls import Progress
+from tf2dist.cluster.stall_diagnosis import Progress
 from tf2dist.cluster.task_monitor import LeaderMonitor
 from tf2dist.errors import UsageError
 from tf2dist.runtime import session
-from tf2dist.runtime.stall_watch import StallWatch
+from tf2dist.runtime.stall_timeout import StallWatch
 
 pytestmark = pytest.mark.timeout(60)
 LIMIT = 1.0

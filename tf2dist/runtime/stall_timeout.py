@@ -8,8 +8,8 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from tf2dist.cluster import stalls
-from tf2dist.cluster.stalls import Progress, State
+from tf2dist.cluster import stall_diagnosis
+from tf2dist.cluster.stall_diagnosis import Progress, State
 from tf2dist.cluster.task_monitor import FollowerMonitor, LeaderMonitor
 from tf2dist.compat.tracing_detection import traces
 from tf2dist.system import environment_variables
@@ -77,13 +77,13 @@ class StallWatch:
             states = {str(self._monitor.leader): None}
         elif self._monitor is not None:
             states |= self._monitor.ask(_ANSWER_SECONDS)
-        ages = [state.seconds for state in states.values() if state and state.place != stalls.Place.SERVES]
+        ages = [state.seconds for state in states.values() if state and state.place != stall_diagnosis.Place.SERVES]
         if ages and min(ages) < int(self._limit):
             return
-        why = stalls.waits_for(states, self._progress.busy_workers())
+        why = stall_diagnosis.waits_for(states, self._progress.busy_workers())
         if isinstance(self._monitor, LeaderMonitor):
             self._monitor.have_stacks_logged(_ANSWER_SECONDS)
-        stalls.log_stacks()
+        stall_diagnosis.log_stacks()
         since = f"{max([*ages, int(self._limit)])} s"
         self._end(
             f"the job has made no step for {since}, and waits for {why}; {environment_variables.STALL_TIMEOUT} is "

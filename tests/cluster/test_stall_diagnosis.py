@@ -6,7 +6,7 @@ from tests.threads import DEADLINE, background, wait_until
 from tf2dist.cluster.heartbeat import wait_until_done
 from tf2dist.cluster.loss_policy import LossPolicy
 from tf2dist.cluster.spec import Task
-from tf2dist.cluster.stalls import Place, Progress, State, waits_for
+from tf2dist.cluster.stall_diagnosis import Place, Progress, State, waits_for
 from tf2dist.cluster.task_monitor import FollowerMonitor, LeaderMonitor
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("ended")]
@@ -82,7 +82,7 @@ def test_the_leader_asks_all_tasks(connect, ended):
 
 
 def test_a_server_answers(connect, capfd):
-    from tf2dist.cluster.stalls import answer
+    from tf2dist.cluster.stall_diagnosis import answer
 
     line, other = connect("chief", 0)
     serving = background(wait_until_done, line, on_request=lambda request: answer(line, request, None))

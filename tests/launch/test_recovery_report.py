@@ -3,7 +3,7 @@
 import pytest
 
 from tf2dist.launch.fault_plan import Fault, Kind
-from tf2dist.launch.recovery import Recovery
+from tf2dist.launch.recovery_report import Recovery
 from tf2dist.system.step_file import Steps
 
 

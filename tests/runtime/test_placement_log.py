@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tf2dist.runtime import placement
+from tf2dist.runtime import placement_log
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from tf2dist.runtime import placement
     ],
 )
 def test_short(device, short):
-    assert placement.short(device) == short
+    assert placement_log.short(device) == short
 
 
 def test_is_device():
@@ -32,19 +32,19 @@ def test_is_device():
         "/job:local/task:1",
         "/job:a/task:0/device:CPU:0",
     ):
-        assert placement.is_device(right), right
+        assert placement_log.is_device(right), right
     for wrong in ("", "gpu:0", "/tpu:0", "/job:a-b", "/task:0", "/cpu:x", "/cpu:0/", "/cpu:0\n"):
-        assert not placement.is_device(wrong), wrong
+        assert not placement_log.is_device(wrong), wrong
 
 
 def test_table():
     rows = [("add", "any", "/cpu:0"), ("a longer name", "/gpu:0", "/cpu:0")]
-    assert placement.table(("op", "wanted", "got"), rows).splitlines() == [
+    assert placement_log.table(("op", "wanted", "got"), rows).splitlines() == [
         "op             wanted  got",
         "add            any     /cpu:0",
         "a longer name  /gpu:0  /cpu:0",
     ]
-    assert placement.table(("op", "got"), []) == "op  got"
+    assert placement_log.table(("op", "got"), []) == "op  got"
 
 
 @pytest.fixture
@@ -99,26 +99,28 @@ CASES = {alone: "AddV2", constant: "Const", in_a_function: "mine (Sin)", in_a_lo
 def test_one_line_names_operation_wanted_and_devices(hard, make):
     with pytest.raises(hard.errors.InvalidArgumentError) as caught:
         make(hard)
-    line = placement.explain(caught.value)
+    line = placement_log.explain(caught.value)
     assert line is not None, caught.value
     operation, _, rest = line.removeprefix("operation ").partition(" cannot be placed on ")
     assert CASES[make] in operation
     assert rest.startswith("/gpu:7; the devices are /cpu:0, /cpu:1")
-    assert placement.explain(caught.value, "x + y", "/GPU:7").startswith("operation x + y cannot be placed on /GPU:7;")
+    assert placement_log.explain(caught.value, "x + y", "/GPU:7").startswith(
+        "operation x + y cannot be placed on /GPU:7;"
+    )
 
 
 def test_other_errors_are_not_its_business(tf):
     with pytest.raises(tf.errors.InvalidArgumentError) as caught:
         tf.matmul(tf.zeros([2, 3]), tf.zeros([2, 3]))
-    assert placement.explain(caught.value) is None
+    assert placement_log.explain(caught.value) is None
 
 
 def test_the_log_needs_no_directory_that_can_be_written():
     code = """
 import ctypes, os, sys, tempfile
 tempfile.tempdir = "/proc/nowhere"
-from tf2dist.runtime import placement
-assert placement.begin(leads=False) is None
+from tf2dist.runtime import placement_log
+assert placement_log.begin(leads=False) is None
 ctypes.CDLL(None).puts(b"a placement")
 print(open("/proc/self/fd/1").read(), end="")
 """
