@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from tests.models import classifier, data, weights
 
@@ -20,7 +21,30 @@ def _two_optimizers():
     return classifier(keras.optimizers.MultiOptimizer(lambda v: kernels if "kernel" in v.path else rest))
 
 
+def _sentences():
+    """Sentences string[n, 1] of three words, of which one is in no vocabulary, and the labels i64[n]."""
+    x, y = data()
+    words = np.array(["red", "green", "blue", "odd"])
+    found = words[np.clip(np.round(x[:, :3] + 1.5), 0, 3).astype(int)]
+    return tf.constant([[" ".join(row)] for row in found]), y
+
+
+def _of_text():
+    """Lookup tables in a layer, and in a layer inside of one."""
+    sentences = keras.Input((1,), dtype="string")
+    text = keras.layers.TextVectorization(vocabulary=["red", "green"], output_sequence_length=3)(sentences)
+    whole = keras.layers.StringLookup(vocabulary=["red red red", "green blue red"], output_mode="one_hot")(sentences)
+    begin = {n: keras.initializers.GlorotUniform(seed=n) for n in (1, 2)}
+    vectors = keras.layers.Flatten()(keras.layers.Embedding(4, 5, embeddings_initializer=begin[1])(text))
+    features = keras.layers.concatenate([vectors, whole])
+    model = keras.Model(sentences, keras.layers.Dense(3, kernel_initializer=begin[2])(features))
+    model.compile(keras.optimizers.Adam(0.02), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+DATA = {"tables": _sentences}
 CASES = {
+    "tables": _of_text,
     "statistics": lambda: classifier(
         keras.optimizers.Adam(0.02), keras.layers.BatchNormalization(synchronized=True, momentum=0.8)
     ),
@@ -36,7 +60,7 @@ def trained(name, by):
 
     Returns every variable that training changes, the history of the second, and what the model then predicts.
     """
-    model, (x, y) = CASES[name](), data()
+    model, (x, y) = CASES[name](), DATA.get(name, data)()
     model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
     history = by.fit(model, x, y, batch_size=BATCH, shuffle=False, verbose=0).history
     optimizer = [keras.ops.convert_to_numpy(v) for v in model.optimizer.variables]

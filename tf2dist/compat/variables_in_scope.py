@@ -1,4 +1,4 @@
-"""Variables of a Keras model that was made outside of a strategy's scope, made again inside of it.
+"""Variables and lookup tables of a Keras model that was made outside of a strategy's scope, made again inside of it.
 
 A Keras variable makes its `tf.Variable` once, on the strategy whose scope it is made in, and there is no public way to
 give it another (keras-team/keras#20585 shows what one strategy does with variables of another).
@@ -11,10 +11,12 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from tensorflow.python.distribute.ps_values import DistributedTable
 
 from tf2dist.compat.model import all_metrics, all_optimizers, layers_of, restored_variables, seed_states
 from tf2dist.compat.optimizers import wrapped_optimizers
 
+_FORMER_TABLES = "_tf2dist_former_tables"  # an attribute of layers
 # By what an optimizer knows its variables: dictionaries and sets of keys.
 _KEYED = (
     "_trainable_variables_indices",
@@ -24,22 +26,52 @@ _KEYED = (
 )
 
 
-def unmovable(model: keras.Model, *, tables_move: bool) -> str | None:
-    """What the model's layers hold that only TensorFlow knows, as "lookup_table of layer words"; None if nothing.
+def unmovable(model: keras.Model, *, tables_stay: bool) -> str | None:
+    """What the model's layers hold that only TensorFlow knows, as "random of layer noise"; None if nothing.
 
     Args:
-      tables_move: whether lookup tables can stay where they are.
+      tables_stay: whether lookup tables can stay where they are; else `move_tables` moves those that are attributes.
     """
     fixed: tuple[type, ...] = (tf.Variable, tf.random.Generator)
-    if not tables_move:
+    if not tables_stay:
         fixed = (*fixed, tf.lookup.StaticHashTable, tf.lookup.experimental.DenseHashTable)
     for layer in layers_of(model):
-        for name, value in vars(layer).items():
+        for name, value in _attributes(layer):
+            if _is_table(value):
+                continue
             values = value.values() if isinstance(value, Mapping) else value
             held = values if isinstance(values, (Sequence, type({}.values()))) else [value]
             if any(isinstance(each, fixed) for each in held):
                 return f"{name} of layer {layer.name}"
     return None
+
+
+def move_tables(model: keras.Model, strategy: tf.distribute.ParameterServerStrategy) -> int:
+    """Makes every lookup table again inside of the strategy's scope, where it is made on each worker, too.
+
+    A worker cannot read a table that is in the coordinator's memory. Returns how many there were.
+    """
+    moved = 0
+    for layer in layers_of(model):
+        for name, table in [(name, value) for name, value in _attributes(layer) if _is_table(value)]:
+            if isinstance(table, DistributedTable):
+                continue
+            content = tf.lookup.KeyValueTensorInitializer(*table.export(), table.key_dtype, table.value_dtype)
+            with strategy.scope():
+                setattr(layer, name, tf.lookup.StaticHashTable(content, table._default_value))
+            # Datasets that were mapped by the layer read the old one, which would be gone with its last reference.
+            vars(layer).setdefault(_FORMER_TABLES, []).append(table)
+            moved += 1
+    return moved
+
+
+def _attributes(layer: keras.Layer) -> list[tuple[str, Any]]:
+    """The layer's attributes, without those by which TensorFlow and we keep account of the others."""
+    return [(name, value) for name, value in vars(layer).items() if not name.startswith(("_self_", _FORMER_TABLES))]
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, tf.lookup.StaticHashTable)
 
 
 def move_variables(model: keras.Model, strategy: tf.distribute.Strategy) -> int:

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from tf2dist.compat.model import strategy_of
-from tf2dist.compat.variables_in_scope import move_variables, unmovable
+from tf2dist.compat.variables_in_scope import move_tables, move_variables, unmovable
 from tf2dist.errors import UsageError
 from tf2dist.runtime import session
 from tf2dist.training.model_validation import VARIABLES_ELSEWHERE
@@ -35,7 +35,7 @@ def move_into_scope(model: keras.Model) -> None:
     if strategy is None:
         return
     on_servers = isinstance(strategy, tf.distribute.ParameterServerStrategy)
-    fixed = unmovable(model, tables_move=not on_servers) if own is None else None
+    fixed = unmovable(model, tables_stay=not on_servers) if own is None else None
     if fixed:
         raise UsageError(
             f"the model was made outside of the scope of this job's strategy ({type(strategy).__name__}), and {fixed} "
@@ -45,6 +45,8 @@ def move_into_scope(model: keras.Model) -> None:
         model.jit_compile = False
         name = type(strategy).__name__
         _log.info("tf2dist: %s is not compiled by XLA, which cannot read the variables of %s", model.name, name)
+    if own is None and on_servers and (tables := move_tables(model, strategy)):
+        _log.info("tf2dist: %s was made outside of the scope of its servers: %d tables were moved", model.name, tables)
     if moved := move_variables(model, strategy):
         name = type(strategy).__name__
         _log.info("tf2dist: %s was made outside of the scope of %s: %d variables were moved", model.name, name, moved)
