@@ -20,8 +20,8 @@ SAMPLE = (
     "masked_language_model",
     "timeseries_weather_lstm",
 )
-# A loss of all words that are not padding: peers cannot exchange rows in a step (collective operations in a loop keep the
-# shape that they met first, and a last batch has fewer rows).
+# A loss of all words that are not padding: peers cannot exchange rows in a step (collective operations in a loop keep
+# the shape that they met first, and a last batch has fewer rows).
 REFUSED = {("multiworker", "ner_transformer"): "loss_of_real_words must be a mean over examples"}
 CASES = list(itertools.product(LAYOUTS, examples.NAMES))
 pytestmark = pytest.mark.timeout(1600)

@@ -2,8 +2,8 @@
 
 Python imports this module by itself at the start. Two things take more than half of an import of TensorFlow and of the
 end of the process after it: the garbage collector, which looks through a million new objects again and again and finds
-nothing, and scikit-learn and Matplotlib, which Keras imports where they are installed. Programs that use those two get
-them when they ask for them.
+nothing, and packages that Keras, and the old one that is a part of TensorFlow, import where they are installed.
+Programs that use those get them when they ask for them.
 """
 
 import gc
@@ -12,7 +12,8 @@ import importlib.util
 import sys
 
 _SLOW = ("tensorflow", "keras")
-_LEFT_OUT = ("sklearn", "matplotlib")  # while Keras is imported, it gets an ImportError, and goes on without them
+# While one of the two is imported, it gets an ImportError for these, and goes on without them.
+_LEFT_OUT = ("sklearn", "matplotlib", "pandas", "scipy")
 
 
 class _Loader(importlib.abc.Loader):
@@ -39,14 +40,14 @@ class _Loader(importlib.abc.Loader):
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds what is slow with a `_Loader`, and nothing of what is left out as long as Keras is being imported."""
+    """Finds what is slow with a `_Loader`, and nothing of what is left out as long as that is being imported."""
 
     def __init__(self):
         self._looking = False
 
     def find_spec(self, name, path=None, target=None):
-        if name in _LEFT_OUT and _is_being_imported("keras"):
-            raise ModuleNotFoundError(f"{name} is left out while Keras is imported", name=name)
+        if name in _LEFT_OUT and any(map(_is_being_imported, _SLOW)):
+            raise ModuleNotFoundError(f"{name} is left out while TensorFlow and Keras are imported", name=name)
         if name not in _SLOW or self._looking:
             return None
         self._looking = True

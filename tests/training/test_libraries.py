@@ -1,17 +1,20 @@
 """KerasTuner and Pandas themselves, not stand-ins of them, with the numbers that they have with Keras on one device."""
 
 import contextlib
+import importlib
 
 import keras
 import keras_tuner
 import numpy as np
 import pandas
 import pytest
+from keras.src.trainers.data_adapters import array_slicing
 
 import tf2dist
 from tests.conftest import SINGLE_PROCESS, quickly
 from tests.models import FEATURES, classifier, data, weights
 
+importlib.reload(array_slicing)  # `tests.fast_imports` has left Pandas out when Keras was imported
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 every_strategy = pytest.mark.parametrize("name", quickly("mirrored", SINGLE_PROCESS, rarely=("one", "central")))
 
