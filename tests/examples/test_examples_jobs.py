@@ -17,8 +17,6 @@ LAYOUTS = {"multiworker": ["--workers=2"], "ps": ["--ps=2", "--workers=1"]}
 SAMPLE = (
     "collaborative_filtering",
     "image_similarity_metric_learning",
-    "masked_language_model",
-    "timeseries_weather_lstm",
 )
 # A loss of all words that are not padding: peers cannot exchange rows in a step (collective operations in a loop keep
 # the shape that they met first, and a last batch has fewer rows).

@@ -20,7 +20,7 @@ import keras  # noqa: E402
 from tests.models import OPTIMIZERS, classifier, data  # noqa: E402
 
 after, backups, *_ = [*(int(word) for word in sys.argv[2:] if word.isdecimal()), None, None]
-EPOCHS, PER_EPOCH = 15 if backups == 0 else 40, 60  # updates that wait for all are slow
+EPOCHS, PER_EPOCH = 8 if backups == 0 else 20, 60  # updates that wait for all are slow
 
 
 class UnderWay(keras.callbacks.Callback):

@@ -127,5 +127,5 @@ def test_the_way_to_accelerators(by_hand, tmp_path):
     status, error = job.ends("chief 0")
     assert status == 0, error
     result = json.loads((tmp_path / "result.json").read_text())
-    assert result["updates"] == 40 * 60
+    assert result["updates"] == 20 * 60
     assert result["history"]["loss"][-1] < result["history"]["loss"][0]
