@@ -306,7 +306,7 @@ class Random(OwnUpdate):
 @pytest.mark.parametrize("refused", [False, True])
 def test_a_trial_leaves_nothing_behind(tf, refused):
     from tf2dist.input.make_adapter import make_finite_adapter
-    from tf2dist.training import custom_step_trial
+    from tf2dist.training import step_trial
     from tf2dist.training.prepared_model import prepare
 
     class Deviating(Random):
@@ -326,14 +326,14 @@ def test_a_trial_leaves_nothing_behind(tf, refused):
     with tf2dist.make_strategy("mirrored", replicas=2).scope():
         model = make()
     kept = []
-    trial = custom_step_trial.check
+    trial = step_trial.check
 
     def check(*args):
         kept.append(everything(model))
         trial(*args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(custom_step_trial, "check", check)
+        patch.setattr(step_trial, "check", check)
         if refused:
             with pytest.raises(TrainingError, match="average"):
                 prepare(model).train_step(data)
@@ -370,7 +370,7 @@ class Choosy(OwnUpdate):
 def test_rows_that_make_no_sense_are_found_by_each_process_alone(tf):
     """As several processes try them before they make an update together."""
     from tf2dist.execution.custom_train_step import CustomTrainStep
-    from tf2dist.training import custom_step_trial
+    from tf2dist.training import step_trial
 
     with tf2dist.make_strategy("mirrored", replicas=2).scope():
         model = one_layer(Choosy)()
@@ -378,7 +378,7 @@ def test_rows_that_make_no_sense_are_found_by_each_process_alone(tf):
         specs = [tf.TensorSpec([None, 12]), tf.TensorSpec([None, 1])]
         step.build("train_step", tuple(keras.KerasTensor(s.shape, s.dtype.name) for s in specs))
     before = everything(model)
-    trial = custom_step_trial._Trial(step, "train_step", tuple(specs))
+    trial = step_trial._Trial(step, "train_step", tuple(specs))
     assert not trial._runs_in_all_peers()
     model.least.assign(0.0)
     assert trial._runs_in_all_peers()

@@ -80,6 +80,12 @@ def trying() -> Iterator[list[tuple[str, tf.Tensor]]]:
         yield applied
 
 
+def note_applied(gradients: Sequence[tuple[str, tf.Tensor]]) -> None:
+    """Says to `trying` what would be applied: gradients with the paths of their variables."""
+    if here.applied is not None:
+        here.applied += [*gradients, ("", tf.zeros([]))]
+
+
 def _replacing(owner: type, name: str, make: Callable[[Callable], Callable]) -> Patch:
     """Returns a patch that replaces a method of `owner` by `make(original)`."""
 

@@ -241,9 +241,10 @@ def _update_mean(self, values, sample_weight=None):
 
 def _is_by_example(loss: keras.losses.Loss, y_true, y_pred) -> bool:
     """Has the loss a value for each example, which depends on that one alone?"""
-    if is_of_each_example(loss):
+    has_rows = not isinstance(y_pred, tf.Tensor) or y_pred.shape.rank != 1  # else Keras takes the mean of the batch
+    if is_of_each_example(loss) and has_rows:
         return True
-    if isinstance(loss, keras.losses.Circle):
+    if isinstance(loss, keras.losses.Circle) or _is_over_the_batch(loss):
         return False
     convert = lambda t: keras.ops.convert_to_tensor(t, dtype=loss.dtype)  # noqa: E731
     y_true, y_pred = keras.tree.map_structure(convert, (y_true, y_pred))
@@ -254,12 +255,18 @@ def is_of_each_example(loss: keras.losses.Loss) -> bool:
     """Is this a loss of Keras with a value for each example, which depends on that one alone?"""
     kind = type(loss)
     own = kind.__module__.startswith("keras.") and kind.__name__ != "LossFunctionWrapper"
-    return own and not isinstance(loss, _BETWEEN_EXAMPLES)
+    return own and not compares_examples(loss)
 
 
 def compares_examples(loss: keras.losses.Loss) -> bool:
     """Is this a loss of Keras that must see a whole batch at once?"""
-    return isinstance(loss, _BETWEEN_EXAMPLES)
+    return isinstance(loss, _BETWEEN_EXAMPLES) or _is_over_the_batch(loss)
+
+
+def _is_over_the_batch(loss: keras.losses.Loss) -> bool:
+    """Does it go along the axis of the examples, as `CosineSimilarity(axis=0)`?"""
+    axis = (getattr(loss, "_fn_kwargs", None) or {}).get("axis")
+    return 0 in (axis if isinstance(axis, (list, tuple)) else [axis])
 
 
 def _rows_of_all_slices(structure):

@@ -131,7 +131,32 @@ def is_function_of_a_batch(metric: keras.metrics.Metric) -> bool:
     function = getattr(function, "_fn", function)  # of a metric in a metric
     overlaps = (keras.losses.dice, keras.losses.tversky)
     is_overlap = isinstance(function, (keras.losses.Dice, keras.losses.Tversky)) or function in overlaps
-    return function is not None and (is_overlap or not is_of_keras(function))
+    has_axis = (getattr(metric, "_fn_kwargs", None) or {}).get("axis", -1) != -1
+    return function is not None and (is_overlap or has_axis or not is_of_keras(function))
+
+
+def has_parts_of_others(model: keras.Model) -> bool:
+    """Whether a part of the model that sees batches is not Keras's, or may compare the examples of a batch.
+
+    Not those of this project, and not the steps.
+    """
+    layers = [model, *layers_of(model)]
+    operations = [o for layer in layers if isinstance(layer, keras.Model) for o in getattr(layer, "operations", ())]
+    metrics = compiled_metrics(model).metrics if compiled_metrics(model) is not None else []
+    return (
+        not all(is_of_keras(layer) or type(layer).__module__.startswith("tf2dist.") for layer in layers)
+        or any(isinstance(layer, keras.layers.Lambda) or _has_axis_of_examples(layer) for layer in layers)
+        or not all(isinstance(operation, keras.Layer) for operation in operations)
+        or not all(is_of_keras(getattr(loss, "fn", loss)) and is_of_keras(loss) for loss in compiled_losses(model))
+        or overrides_compute_loss(model)
+        or overrides_compute_metrics(model)
+        or any(is_function_of_a_batch(metric) or not is_of_keras(metric) for metric in metrics)
+    )
+
+
+def _has_axis_of_examples(layer: keras.Layer) -> bool:
+    axis = getattr(layer, "axis", None)
+    return 0 in (axis if isinstance(axis, (list, tuple)) else [axis])
 
 
 def compiled_losses(model: keras.Model) -> list[keras.losses.Loss]:

@@ -70,6 +70,11 @@ class KerasTrainStep:
         self._differentiate = tf.function(differentiate, jit_compile=True, autograph=False) if jit else differentiate
 
     @property
+    def metric_paths(self) -> list[str]:
+        """The paths of the variables that the metric sums are of, behind the loss and the examples."""
+        return [v.path for v in self._metric_variables]
+
+    @property
     def as_gradient_step(self) -> GradientStep:
         """See `TrainStep`."""
         return self
@@ -83,9 +88,10 @@ class KerasTrainStep:
 
     def update(self, batch, slice_weight=None) -> list[tf.Tensor]:
         """See `TrainStep`."""
-        gradients, sums = self.gradients(batch, slice_weight)
+        gradients, values, outputs = self._gradients(batch, slice_weight)
         self.apply(gradients)
-        return sums
+        # Afterwards, as in Keras: a metric of the user's may read a variable, such as the learning rate.
+        return self._with_losses(self._sums(batch, *outputs, slice_weight), values, slice_weight)
 
     def apply(self, gradients: Sequence) -> None:
         """See `GradientStep`."""
@@ -93,24 +99,30 @@ class KerasTrainStep:
 
     def gradients(self, batch, slice_weight) -> tuple[list, list[tf.Tensor]]:
         """See `GradientStep`."""
-        fractions, sums = self._differentiate(batch, slice_weight)
+        gradients, values, outputs = self._gradients(batch, slice_weight)
+        return gradients, self._with_losses(self._sums(batch, *outputs, slice_weight), values, slice_weight)
+
+    def _gradients(self, batch, slice_weight) -> tuple[list, list[tf.Tensor], tuple[Any, list]]:
+        """Gradients, values that are made of losses, and what `_sums` needs of the forward pass."""
+        fractions, outputs = self._differentiate(batch, slice_weight)
         first, *others = fractions  # the denominators of the first, the slices' weights, add up to 1
         values, gradients = first.values, first.gradients
         if others:
             context = tf.distribute.get_replica_context()
             totals = context.all_reduce(tf.distribute.ReduceOp.SUM, [f.denominator for f in others])
             values, gradients = quotients(fractions, [tf.ones([]), *totals])
-        return gradients, self._with_losses(sums, values, _global_batch_size(sums[1], slice_weight))
+        return gradients, values, outputs
 
     def fractions(self, batch, slice_weight) -> tuple[list[Fraction], list[tf.Tensor]]:
         """See `GradientStep`."""
-        return self._fractions(batch, slice_weight, exchanges=False)
+        fractions, outputs = self._fractions(batch, slice_weight, exchanges=False)
+        return fractions, self._sums(batch, *outputs, slice_weight)
 
     def join(self, slices: Sequence[tuple[list[Fraction], list[tf.Tensor]]]) -> tuple[list, list[tf.Tensor]]:
         """See `GradientStep`."""
         sums = [tf.add_n(ts) for ts in zip(*[sums for _, sums in slices], strict=True)]
         gradients, values = self._join_parts([fractions for fractions, _ in slices])
-        return gradients, self._with_losses(sums, values, sums[1])
+        return gradients, self._with_losses(sums, values, None)
 
     def _join_parts(self, slices: Sequence[list[Fraction]]) -> tuple[list, list[tf.Tensor]]:
         """Gradients and values of a global batch."""
@@ -129,15 +141,15 @@ class KerasTrainStep:
                 gradients[number] = functools.reduce(tf.maximum, parts)
         return gradients, values
 
-    def _fractions(self, batch, slice_weight, exchanges: bool) -> tuple[list[Fraction], list[tf.Tensor]]:
-        """The parts of the loss, the first of which is what counts with the slice's weight; and metric sums."""
+    def _fractions(self, batch, slice_weight, exchanges: bool) -> tuple[list[Fraction], tuple[Any, list]]:
+        """The parts of the loss, the first of which is what counts with the slice's weight; outputs and states."""
         variables = [v.value for v in self.model.trainable_variables]
         with tf.GradientTape(persistent=True) as tape:
             if in_stateless_scope():  # they are tensors
                 tape.watch(variables)
             found = self._forward(batch, slice_weight, training=True, tape=None if exchanges else tape)
         weight = tf.ones([]) if slice_weight is None else slice_weight
-        return self._parts(tape, found, weight, variables), self._sums(batch, found.y_pred, found.states, slice_weight)
+        return self._parts(tape, found, weight, variables), (found.y_pred, found.states)
 
     def _parts(self, tape: tf.GradientTape, found: _Forward, weight: tf.Tensor, variables: Sequence) -> list[Fraction]:
         """The numerators and denominators of a slice, with gradients of these variables."""
@@ -159,7 +171,7 @@ class KerasTrainStep:
         numerators = [tf.cast(weight, r.dtype) * r for r in rest]
         return [Fraction(weight, numerators, gradients(found.loss, weight)), *parts]
 
-    def try_slices(self, slices: Sequence[tuple], leave_out: bool) -> tuple[tf.Tensor, list[dict]]:
+    def try_slices(self, slices: Sequence[tuple], leave_out: bool, *, training: bool) -> tuple[tf.Tensor, list[dict]]:
         """The loss that slices would train with together, f32[], and what the layers of each have added to it.
 
         Args:
@@ -169,7 +181,7 @@ class KerasTrainStep:
         parts, added_losses = [], []
         for batch, weight in slices:
             with tf.GradientTape(persistent=True) as tape:
-                found = self._forward(batch, weight, training=False, tape=tape, leave_out=leave_out)
+                found = self._forward(batch, weight, training=training, tape=tape, leave_out=leave_out)
             parts.append(self._parts(tape, found, weight, []))
             added_losses.append(found.layer_losses)
         _, (loss, *_) = self._join_parts(parts)
@@ -182,7 +194,7 @@ class KerasTrainStep:
         if slice_weight is not None:
             values = [tf.cast(slice_weight, v.dtype) * v for v in values]
         sums = self._sums(batch, found.y_pred, found.states, slice_weight)
-        return self._with_losses(sums, values, _global_batch_size(sums[1], slice_weight))
+        return self._with_losses(sums, values, slice_weight)
 
     def _forward(
         self, batch, slice_weight, training: bool, tape: tf.GradientTape | None = None, *, leave_out: bool = False
@@ -259,10 +271,10 @@ class KerasTrainStep:
             tensor.set_shape(variable.shape)  # which metrics of Keras 3.10 leave open
         return sums
 
-    def _with_losses(self, sums: Sequence, values: Sequence, examples) -> list[tf.Tensor]:
-        """Metric sums with the values that are made of losses; `examples` f32[] are those of the global batch."""
+    def _with_losses(self, sums: Sequence, values: Sequence, slice_weight) -> list[tf.Tensor]:
+        """Metric sums with the values that are made of losses; without a weight, sums are those of the global batch."""
         loss, *states = values
-        return [loss * examples, sums[1], *states, *sums[2 + len(states) :]]
+        return [loss * _global_batch_size(sums[1], slice_weight), sums[1], *states, *sums[2 + len(states) :]]
 
     def repeat(self, step: Callable[[], list[tf.Tensor]], n) -> list[tf.Tensor]:
         """See `TrainStep`."""
@@ -287,13 +299,15 @@ class KerasTrainStep:
         with keras.StatelessScope(list(zip(variables, states, strict=True))):
             if keras_model.overrides_metrics_result(self.model):
                 return as_logs(self.model.get_metrics_result())
+            listed = {id(metric) for metric in self.model.metrics}  # a model's own `metrics` may leave some out
             for metric in self._forward_metrics:
                 value = metric.result()
                 forward |= value if isinstance(value, dict) else {metric.name: value}
-            if self._compiled_metrics is not None:
+            if self._compiled_metrics is not None and id(self._compiled_metrics) in listed:
                 compiled = self._compiled_metrics.result()
+            loss = {"loss": mean} if id(keras_model.loss_tracker(self.model)) in listed else {}
             # Inside of the scope: a result may be one of the variables itself.
-            return as_logs({"loss": mean} | compiled | forward)
+            return as_logs(loss | compiled | forward)
 
 
 def _slope(tape: tf.GradientTape, value: tf.Tensor, of: tf.Tensor) -> tf.Tensor:

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tf2dist.compat import global_batch_loss
 from tf2dist.compat import model as keras_model
-from tf2dist.compat.stateless_scope import OverlayScope
+from tf2dist.compat.stateless_scope import OverlayScope, compute_output_spec
 from tf2dist.compat.strategy_internals import worker_count
 from tf2dist.errors import UsageError
 from tf2dist.execution.keras_train_step import KerasTrainStep
@@ -43,13 +43,18 @@ def check_loss(step: KerasTrainStep, spec, options: ParameterServer) -> None:
         and model.jit_compile is not True
         and global_batch_loss.exchange_rows(model.distribute_strategy)
     )
-    if not _has_unknown_loss(model, together):
+    if not _has_unknown_loss(model, together) and not _has_outputs_without_rows(model, spec):
         return
     refused = ""
     # What a model raises for rows that make no sense to it can be anything; training will raise what is to be seen.
     with tf.device("/cpu:0"), OverlayScope((), model.variables), contextlib.suppress(Exception):
         for draw in range(_DRAWS):
             refused = refused or _try(step, made_up(spec, _SIZES, draw), together)
+    # What exists while training only. Statistics of parts of a batch are known to be others than those of the whole.
+    normalizes = any(isinstance(layer, keras.layers.BatchNormalization) for layer in keras_model.layers_of(model))
+    for draw in range(0 if refused or normalizes else _DRAWS):
+        with tf.device("/cpu:0"), OverlayScope((), model.variables), contextlib.suppress(Exception):
+            refused = refused or _try(step, made_up(spec, _SIZES, draw), together, training=True)
     if refused:
         raise UsageError(refused)
 
@@ -63,7 +68,17 @@ def _has_unknown_loss(model: keras.Model, together: bool) -> bool:
     return keras_model.overrides_compute_loss(model) or bool(losses) or has_own
 
 
-def _try(step: KerasTrainStep, batch, together: bool) -> str:
+def _has_outputs_without_rows(model: keras.Model, spec) -> bool:
+    """Are there outputs of one number for each example, f[n], of whose losses Keras takes the mean by itself?"""
+    with contextlib.suppress(Exception):  # what is wrong with the data is said elsewhere
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(spec)
+        symbolic = tf.nest.map_structure(lambda s: keras.KerasTensor(s.shape, s.dtype.name), x)
+        outputs = tf.nest.flatten(compute_output_spec(model, symbolic, training=False))
+        return any(len(output.shape) == 1 for output in outputs)
+    return False
+
+
+def _try(step: KerasTrainStep, batch, together: bool, *, training: bool = False) -> str:
     """Why the loss cannot be computed from slices; nothing if it can, or if that is not to be found out."""
     close = functools.partial(np.isclose, rtol=2e-3 if computes_in_16_bits(step.model) else 3e-5, atol=1e-6)
     first, rest = (
@@ -72,7 +87,8 @@ def _try(step: KerasTrainStep, batch, together: bool) -> str:
     fraction = _CUT / len(_SIZES)
 
     def loss_of(*slices):
-        loss, added = step.try_slices([(rows, tf.constant(w, tf.float32)) for rows, w in slices], leave_out=together)
+        weighted = [(rows, tf.constant(w, tf.float32)) for rows, w in slices]
+        loss, added = step.try_slices(weighted, leave_out=together, training=training)
         return float(loss), [{key: float(tf.reduce_sum(v)) for key, v in each.items()} for each in added]
 
     whole, (added,) = loss_of((batch, 1.0))

@@ -24,7 +24,7 @@ from tf2dist.execution.train_step_interface import TrainStep
 from tf2dist.input.data_adapter import DataAdapter, FiniteDataAdapter
 from tf2dist.parameter_server.options import ParameterServer
 from tf2dist.runtime import session
-from tf2dist.training import custom_step_trial, data_validation, loss_validation, metric_validation, model_validation
+from tf2dist.training import data_validation, loss_validation, metric_validation, model_validation, step_trial
 from tf2dist.training.callbacks import needs_batch_logs
 from tf2dist.training.choose_dispatcher import choose_dispatcher
 from tf2dist.training.metric_sums import MetricSums
@@ -77,6 +77,7 @@ class PreparedModel:
         self.streams_opened = 0
         self.in_fit = False
         self._checked: list = []  # names of steps with specs of data that they were found to take
+        self._tried: list = []  # the same, of those of Keras that were tried on slices of a batch
 
     def is_current(self) -> bool:
         """Whether the model is still the one that was prepared, not compiled again since."""
@@ -117,7 +118,7 @@ class PreparedModel:
         if own and custom and (several or isinstance(custom, CustomStepWithSums)):
             metric_validation.check_metrics_of_custom_step(custom, step, spec)
         if own and custom and several:
-            custom_step_trial.check(custom, step, spec)
+            step_trial.check(custom, step, spec)
         if not own and step != "predict_step":
             self._check_metrics(step, batch, spec)
             if loss_validation.slices_of_update(self.strategy, self.options) > 1:
@@ -146,17 +147,26 @@ class PreparedModel:
         if step in self._custom_steps:
             return self._custom_steps[step]
         if self._step is None:
-            self._step = self._compiled_step(data)
+            self._step = KerasTrainStep(self.model)
             if isinstance(self.strategy, tf.distribute.ParameterServerStrategy):
                 count_atomically(self.model.optimizer)
+        self._try_slices(self._step, step, data.element_spec())
         return self._step
 
-    def _compiled_step(self, data: DataAdapter) -> KerasTrainStep:
-        """The step of a model with Keras's own, if its loss can be computed on slices of a batch."""
-        step = KerasTrainStep(self.model)
-        if loss_validation.slices_of_update(self.strategy, self.options) > 1:
-            loss_validation.check_loss(step, data.element_spec(), self.options)
-        return step
+    def _try_slices(self, step: KerasTrainStep, method: str, spec) -> None:
+        """Raises an error if what the model computes on slices of a batch is not what it computes on the whole."""
+        if loss_validation.slices_of_update(self.strategy, self.options) == 1 or (method, spec) in self._tried:
+            return
+        sums = set(step.summed_layer_losses)
+        if all(spec != tried for _, tried in self._tried):
+            loss_validation.check_loss(step, spec, self.options)
+        if self.strategy.num_replicas_in_sync > 1 and keras_model.has_parts_of_others(self.model):
+            step_trial.check_keras_step(step, method, spec)
+        if self._tried and step.summed_layer_losses != sums:  # there may be traces without these
+            self._step = KerasTrainStep(self.model)
+            self._step.summed_layer_losses |= step.summed_layer_losses
+            vars(self).pop("train_function", None)
+        self._tried.append((method, spec))
 
     @functools.cached_property
     def train_function(self) -> Any:

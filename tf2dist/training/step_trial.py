@@ -1,11 +1,12 @@
-"""Checks on a few rows that a custom train step computes the same on slices of a batch as on the whole.
+"""Checks on a few rows that a step computes the same on slices of a batch as on the whole.
 
-What the graph of a step shows is not enough: a sum can be written in many ways. So, before anything trains, one update
-is made on the replicas twice: with all rows on the first of them, while the others have slices of weight 0, which is
-what one device would do; and with the rows spread as those of each batch are. Both must change the same variables by
-the same, and log the same. Afterwards all is as it was.
+Of a custom train step, and of Keras's own where parts of the model are the user's: these may compare the examples of a
+batch, or keep a state of what they have seen. What a graph shows is not enough: a sum can be written in many ways. So,
+before anything trains, one update is made on the replicas twice: with all rows on the first of them, while the others
+have slices of weight 0, which is what one device would do; and with the rows spread as those of each batch are. Both
+must change the same variables by the same, and log the same. Afterwards all is as it was.
 
-Nothing is found out where the rows make no sense to the model, and where the step is random.
+Nothing is found out where the rows make no sense to the model, and where the step is random (but for dropout).
 """
 
 from __future__ import annotations
@@ -13,17 +14,18 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from tf2dist.compat import captured_variables, custom_step_trace, global_batch_custom_step
-from tf2dist.compat.model import layers_of
+from tf2dist.compat.model import is_of_keras, layers_of
 from tf2dist.errors import TrainingError
 from tf2dist.execution.custom_step_with_sums import CustomStepWithSums
 from tf2dist.execution.custom_train_step import CustomTrainStep
+from tf2dist.execution.keras_train_step import KerasTrainStep
 from tf2dist.input.batch_slicing import ReplicaSlices, slice_bounds
 from tf2dist.runtime import collectives
 from tf2dist.training.loss_validation import computes_in_16_bits
@@ -42,16 +44,88 @@ def check(step: CustomTrainStep | CustomStepWithSums, method: str, spec) -> None
       method: "train_step" or "test_step".
       spec: of a batch.
     """
-    found = ""
-    # What a step raises for rows that make no sense to it can be anything; training will raise what is to be seen.
-    with contextlib.suppress(Exception):
-        found = _Trial(step, method, spec).fault()
-    if found:
+    if found := _fault(step, method, spec):
         raise TrainingError(
             f"{method} of {type(step.model).__name__} does not come to the same on parts of a batch as on the whole "
             f"({found}): what it computes, assigns and logs must be made of means or sums over examples, each of which "
             "depends on no other; or use strategy one"
         )
+
+
+def check_keras_step(step: KerasTrainStep, method: str, spec) -> None:
+    """As `check`, for a model without a step of its own, of which other parts are."""
+    if found := _fault(_KerasStep(step), method, spec):
+        raise TrainingError(
+            f"{step.model.name} does not come to the same on parts of a batch as on the whole ({found}): what its "
+            "layers, losses and metrics compute and keep must be made of means or sums over examples, each of which "
+            "depends on no other; or use strategy one"
+        )
+
+
+def _fault(step: _TriedStep, method: str, spec) -> str:
+    # What a step raises for rows that make no sense to it can be anything; training will raise what is to be seen.
+    with contextlib.suppress(Exception):
+        return _Trial(step, method, spec).fault()
+    return ""
+
+
+class _TriedStep(Protocol):
+    """What is tried: `update` applies gradients by optimizers, or returns them by the paths of their variables.
+
+    Attributes:
+      log_names: of the values that an update returns behind the first one.
+      metric_paths: of those behind these.
+    """
+
+    model: keras.Model
+
+    @property
+    def log_names(self) -> Sequence[str]: ...
+
+    @property
+    def metric_paths(self) -> Sequence[str]: ...
+
+    def update(self, batch: Any, slice_weight: tf.Tensor) -> list[tf.Tensor]: ...
+
+    def evaluate(self, batch: Any, slice_weight: tf.Tensor) -> list[tf.Tensor]: ...
+
+    def is_last_value(self, name: str) -> bool: ...
+
+
+class _KerasStep:
+    """Keras's own step, whose update returns gradients in place of applying them. A `_TriedStep`."""
+
+    log_names: Sequence[str] = ()
+
+    def __init__(self, step: KerasTrainStep):
+        self.model = step.model
+        self._step = step
+
+    @property
+    def metric_paths(self) -> Sequence[str]:
+        return ["the loss", *self._step.metric_paths]
+
+    def is_last_value(self, name: str) -> bool:
+        return True
+
+    def update(self, batch, slice_weight) -> list[tf.Tensor]:
+        gradients, sums = self._step.gradients(batch, slice_weight)
+        weights = zip(self.model.trainable_variables, gradients, strict=True)
+        # What overwrites a variable is no gradient, and the largest counts.
+        known = [(w.path, g) for w, g in weights if g is not None and not w.overwrite_with_gradient]
+        dense = [tf.convert_to_tensor(gradient) for _, gradient in known]
+        if dense:
+            dense = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, dense)
+        global_batch_custom_step.note_applied(list(zip([path for path, _ in known], dense, strict=True)))
+        return _examples_first(sums)
+
+    def evaluate(self, batch, slice_weight) -> list[tf.Tensor]:
+        return _examples_first(self._step.evaluate(batch, slice_weight))
+
+
+def _examples_first(sums: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    loss, examples, *others = sums
+    return [examples, loss, *others]
 
 
 @dataclass
@@ -70,7 +144,7 @@ class _Outcome:
 
 
 class _Trial:
-    def __init__(self, step: CustomTrainStep | CustomStepWithSums, method: str, spec):
+    def __init__(self, step: _TriedStep, method: str, spec):
         self._step, self._model = step, step.model
         self._strategy = strategy = step.model.distribute_strategy
         self._peers, self._rank = collectives.peers(strategy)
@@ -82,7 +156,7 @@ class _Trial:
         self._paths: list[str] = []  # of variables whose gradients optimizers apply; empty ones after each call
         self._values = 0  # loss and logs
         self._rtol, self._small = (5e-2, 1e-2) if computes_in_16_bits(self._model) else (2e-3, 1e-5)
-        with _synchronized(self._model):
+        with _synchronized(self._model), _without_dropout(self._model):
             self._function = self._traced(step.update if method == "train_step" else step.evaluate)
         held = {id(handle) for handle in self._function.captured_inputs}
         known = [(path, v, strategy.experimental_local_results(v)) for path, v in _variables(self._model).items()]
@@ -228,7 +302,8 @@ class _Trial:
             if self._step.is_last_value(name) and not _close(found, expected, tolerated):
                 return f"the log {name}"
         for path, (expected, found) in zip(self._step.metric_paths, totals[first : self._values], strict=True):
-            if not _close(found, expected, factor * (self._rtol + self._small) * _largest(expected) + factor * 1e-7):
+            rounding = self._small * self._rows  # of a sum over the rows that comes to nearly nothing
+            if not _close(found, expected, factor * ((self._rtol + self._small) * _largest(expected) + rounding)):
                 return path
         return ""
 
@@ -262,6 +337,24 @@ def _synchronized(model: keras.Model) -> Iterator[None]:
     finally:
         for layer in layers:
             layer.synchronized = False
+
+
+@contextlib.contextmanager
+def _without_dropout(model: keras.Model) -> Iterator[None]:
+    """Inside, Keras's layers of dropout and noise pass on what they get."""
+    found = [
+        (layer, name, vars(layer)[name])
+        for layer in layers_of(model)
+        for name in ("rate", "stddev")
+        if is_of_keras(layer) and isinstance(vars(layer).get(name), float)
+    ]
+    for layer, name, _ in found:
+        setattr(layer, name, 0.0)
+    try:
+        yield
+    finally:
+        for layer, name, value in found:
+            setattr(layer, name, value)
 
 
 def _variables(model: keras.Model) -> dict[str, Any]:
