@@ -135,6 +135,20 @@ def is_function_of_a_batch(metric: keras.metrics.Metric) -> bool:
     return function is not None and (is_overlap or has_axis or not is_of_keras(function))
 
 
+def overrides_part_of_step(model: keras.Model) -> str | None:
+    """The name of what Keras's `train_step` calls, and ours does not, and the model overrides; None for none."""
+    for name in ("trainable_weights", "reset_metrics"):
+        own = getattr(type(model), name)
+        if not is_of_keras(own.fget if isinstance(own, property) else own):
+            return name
+    return None
+
+
+def stateful_layer(model: keras.Model) -> keras.Layer | None:
+    """A recurrent layer that was made with `stateful=True`: a row begins where that of the batch before has ended."""
+    return next((layer for layer in layers_of(model) if getattr(layer, "stateful", False) is True), None)
+
+
 def has_parts_of_others(model: keras.Model) -> bool:
     """Whether a part of the model that sees batches is not Keras's, or may compare the examples of a batch.
 

@@ -14,6 +14,7 @@ import tensorflow as tf
 from tf2dist.compat import global_batch_gradients, global_batch_loss, layer_losses, synchronized_batch_normalization
 from tf2dist.compat import model as keras_model
 from tf2dist.compat.stateless_scope import OverlayScope, in_stateless_scope
+from tf2dist.errors import UsageError
 from tf2dist.execution.flat_logs import as_logs
 from tf2dist.execution.loss_fractions import Fraction, added, quotients, scaled
 from tf2dist.execution.metric_variables import set_variables
@@ -64,10 +65,10 @@ class KerasTrainStep:
         self._compiled_metrics = keras_model.compiled_metrics(model)
         compiled = [] if self._compiled_metrics is None else [self._compiled_metrics]
         self._metric_variables = [v for m in [*self._forward_metrics, *compiled] for v in m.variables]
-        jit = model.jit_compile is True
-        # XLA compiles what one replica computes; the exchange between replicas and the update stay outside of it.
-        differentiate = functools.partial(self._fractions, exchanges=not jit)
-        self._differentiate = tf.function(differentiate, jit_compile=True, autograph=False) if jit else differentiate
+        self._jit_step = None
+        if model.jit_compile is True:
+            # XLA compiles what one replica computes; the exchange between replicas and the update stay outside of it.
+            self._jit_step = tf.function(self.fractions, jit_compile=True, autograph=False)
 
     @property
     def metric_paths(self) -> list[str]:
@@ -88,10 +89,10 @@ class KerasTrainStep:
 
     def update(self, batch, slice_weight=None) -> list[tf.Tensor]:
         """See `TrainStep`."""
-        gradients, values, outputs = self._gradients(batch, slice_weight)
+        gradients, values, make_sums = self._gradients(batch, slice_weight)
         self.apply(gradients)
         # Afterwards, as in Keras: a metric of the user's may read a variable, such as the learning rate.
-        return self._with_losses(self._sums(batch, *outputs, slice_weight), values, slice_weight)
+        return self._with_losses(make_sums(), values, slice_weight)
 
     def apply(self, gradients: Sequence) -> None:
         """See `GradientStep`."""
@@ -99,19 +100,24 @@ class KerasTrainStep:
 
     def gradients(self, batch, slice_weight) -> tuple[list, list[tf.Tensor]]:
         """See `GradientStep`."""
-        gradients, values, outputs = self._gradients(batch, slice_weight)
-        return gradients, self._with_losses(self._sums(batch, *outputs, slice_weight), values, slice_weight)
+        gradients, values, make_sums = self._gradients(batch, slice_weight)
+        return gradients, self._with_losses(make_sums(), values, slice_weight)
 
-    def _gradients(self, batch, slice_weight) -> tuple[list, list[tf.Tensor], tuple[Any, list]]:
-        """Gradients, values that are made of losses, and what `_sums` needs of the forward pass."""
-        fractions, outputs = self._differentiate(batch, slice_weight)
+    def _gradients(self, batch, slice_weight) -> tuple[list, list[tf.Tensor], Callable[[], list[tf.Tensor]]]:
+        """Gradients, values that are made of losses, and what makes the metric sums."""
+        if self._jit_step is not None:  # masks, attributes of tensors, do not leave what XLA compiles
+            fractions, sums = self._jit_step(batch, slice_weight)
+            make_sums = functools.partial(list, sums)
+        else:
+            fractions, outputs = self._fractions(batch, slice_weight, exchanges=True)
+            make_sums = functools.partial(self._sums, batch, *outputs, slice_weight)
         first, *others = fractions  # the denominators of the first, the slices' weights, add up to 1
         values, gradients = first.values, first.gradients
         if others:
             context = tf.distribute.get_replica_context()
             totals = context.all_reduce(tf.distribute.ReduceOp.SUM, [f.denominator for f in others])
             values, gradients = quotients(fractions, [tf.ones([]), *totals])
-        return gradients, values, outputs
+        return gradients, values, make_sums
 
     def fractions(self, batch, slice_weight) -> tuple[list[Fraction], list[tf.Tensor]]:
         """See `GradientStep`."""
@@ -262,6 +268,12 @@ class KerasTrainStep:
                 with keras.StatelessScope(list(zip(self._metric_variables, [*states, *zeros], strict=True))) as scope:
                     self.model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
                 sums[2:] = [scope.get_current_value(v) for v in self._metric_variables]
+                metrics = {id(v) for v in self._metric_variables}
+                if written := [v.path for v in self.model.variables if id(v) in scope.state_mapping.keys() - metrics]:
+                    raise UsageError(
+                        f"compute_metrics of {type(self.model).__name__} writes {written[0]}, and only metrics may be "
+                        "written there where several replicas or workers each see a part of a batch"
+                    )
             elif self._compiled_metrics is not None:
                 sums += self._compiled_metrics.stateless_update_state(zeros, y, y_pred, sample_weight)
         if slice_weight is not None:  # a slice that stands in for an empty one does not count

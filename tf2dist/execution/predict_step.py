@@ -9,8 +9,8 @@ class PredictStep:
     """The outputs of a model, which need not be compiled."""
 
     def __init__(self, model: keras.Model):
-        self._model = model
+        self.model = model
 
     def predict(self, batch):
         """The model's outputs for the inputs of one batch."""
-        return self._model.predict_step(batch)
+        return self.model.predict_step(batch)

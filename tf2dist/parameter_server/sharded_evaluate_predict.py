@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf2dist.compat.model import stateful_layer
 from tf2dist.execution.predict_step import PredictStep
 from tf2dist.execution.steps_per_execution import EVALUATION_BATCHES
 from tf2dist.execution.train_step_interface import TrainStep
@@ -92,19 +93,20 @@ class ShardedPass:
         """Yields how many batches were evaluated, and their metric sums; `one_by_one`: of each batch, in order."""
         if one_by_one or step.in_order:
             function = self._function("evaluate each", _each_sums(step), data)
-            shards = data.steps or 0 if data.begins_anywhere else self._enough(data)
+            shards = data.steps or 0 if data.begins_anywhere else self._enough(data, step.model)
             for shard, sums in _in_order(self._results(function, self._shards(data, shards))):
                 yield from ((1, [each[number] for each in sums]) for number in range(shard.batches))
         else:
             function = self._function("evaluate", _shard_sums(step), data)
-            for shard, sums in self._results(function, self._shards(data, self._enough(data))):
+            for shard, sums in self._results(function, self._shards(data, self._enough(data, step.model))):
                 yield shard.batches, sums
 
     def predict(self, step: PredictStep, data: FiniteDataAdapter) -> Iterator[Any]:
         """Yields the outputs for each batch, in order: nested arrays f[b, ...]."""
         function = self._function("predict", _shard_outputs(step), data)
         found: dict[int, list] = {}
-        for shard, leaves in _in_order(self._results(function, self._shards(data, self._enough(data)))):
+        shards = self._shards(data, self._enough(data, step.model))
+        for shard, leaves in _in_order(self._results(function, shards)):
             columns = [_apart(values, shapes) for values, shapes in zip(leaves[::2], leaves[1::2], strict=True)]
             batches = [tf.nest.pack_sequence_as(function.found[0], batch) for batch in zip(*columns, strict=True)]
             if data.begins_anywhere:  # then shard 0 has the batches 0, n, 2 n, ...
@@ -114,8 +116,10 @@ class ShardedPass:
         for number in range(data.steps or 0 if found else 0):
             yield found[number % len(found)][number // len(found)]
 
-    def _enough(self, data: FiniteDataAdapter) -> int:
+    def _enough(self, data: FiniteDataAdapter, model: keras.Model) -> int:
         """The number of shards: several for each worker, and none of many batches."""
+        if data.begins_anywhere and stateful_layer(model):  # one worker computes all batches, one after the other
+            return 1
         return max(self._pool.count * _SHARDS_PER_WORKER, -(-(data.steps or 0) // EVALUATION_BATCHES))
 
     def _shards(self, data: FiniteDataAdapter, count: int) -> Iterator[_Shard]:

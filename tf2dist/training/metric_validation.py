@@ -67,7 +67,9 @@ def check_metrics(model: keras.Model, spec) -> None:
 def _check_begin_at_zero(metrics: Sequence[keras.metrics.Metric]) -> None:
     for metric in metrics:
         # It may hold what an epoch has left, which is over when the next one or an evaluation begins.
-        if any(np.any(keras.ops.convert_to_numpy(v)) for v in metric.stateless_reset_state()):
+        with keras.StatelessScope([(v, keras.ops.ones(v.shape, v.dtype)) for v in metric.variables]) as scope:
+            metric.reset_state()
+        if any(np.any(keras.ops.convert_to_numpy(scope.get_current_value(v))) for v in metric.variables):
             raise UsageError(_no_sum_message(metric, "it does not begin at zero"))
 
 

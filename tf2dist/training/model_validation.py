@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
-from tf2dist.compat.model import check_loss_spec, layers_of, overridden_step
+from tf2dist.compat.model import check_loss_spec, layers_of, overridden_step, stateful_layer
 from tf2dist.compat.optimizers import wrapped_optimizers, writes_more_than_steps
 from tf2dist.compat.strategy_internals import has_variable_partitioner, worker_count
 from tf2dist.errors import UsageError
@@ -40,8 +40,22 @@ def check_before_building(model: keras.Model, options: ParameterServer) -> None:
             "the model is compiled with jit_compile=True, but its strategy keeps the variables on other devices, "
             "which XLA cannot read; compile it without, or use a strategy that keeps them with the replicas"
         )
+    _check_stateful(model)
     if own := overridden_step(model):
         check_custom_step(model, own, options)
+
+
+def _check_stateful(model: keras.Model) -> None:
+    """Raises ValueError for states that go from a batch to the next one, where another device may compute that."""
+    layer, strategy = stateful_layer(model), model.distribute_strategy
+    if layer is None:
+        return
+    on_servers = isinstance(strategy, tf.distribute.ParameterServerStrategy)
+    if strategy.num_replicas_in_sync > 1 or (on_servers and worker_count(strategy) > 1):
+        raise UsageError(
+            f"layer {layer.name} was made with stateful=True: its rows go on where those of the batch before have "
+            "ended, and other replicas or workers compute the next batch; use strategy one, or one worker"
+        )
 
 
 def check_custom_step(model: keras.Model, own: str, options: ParameterServer) -> None:

@@ -12,6 +12,8 @@ Nothing is found out where the rows make no sense to the model, and where the st
 from __future__ import annotations
 
 import contextlib
+import logging
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -22,6 +24,7 @@ import tensorflow as tf
 
 from tf2dist.compat import captured_variables, custom_step_trace, global_batch_custom_step
 from tf2dist.compat.model import is_of_keras, layers_of
+from tf2dist.compat.stateless_scope import OverlayScope
 from tf2dist.errors import TrainingError
 from tf2dist.execution.custom_step_with_sums import CustomStepWithSums
 from tf2dist.execution.custom_train_step import CustomTrainStep
@@ -31,8 +34,10 @@ from tf2dist.runtime import collectives
 from tf2dist.training.loss_validation import computes_in_16_bits
 from tf2dist.training.trial_rows import made_up
 
+_log = logging.getLogger("tf2dist")
 _SIZES = [0.1, 1.0, 0.5, 0.8, 0.3]  # of rows, over and over; rows that are alike would show nothing
 _MOST_ROWS = 17
+_MOST_WEIGHTS = 1 << 26  # of which a trial holds copies
 _SEED = "seed_generator_state"
 
 
@@ -53,8 +58,12 @@ def check(step: CustomTrainStep | CustomStepWithSums, method: str, spec) -> None
 
 
 def check_keras_step(step: KerasTrainStep, method: str, spec) -> None:
-    """As `check`, for a model without a step of its own, of which other parts are."""
-    if found := _fault(_KerasStep(step), method, spec):
+    """As `check`, for a model without a step of its own, of which other parts are; not for one of very many weights."""
+    if sum(math.prod(v.shape) for v in step.model.variables) > _MOST_WEIGHTS:
+        _log.info("tf2dist: %s has too many weights to be tried on slices of a batch", step.model.name)
+        return
+    # A layer that writes a weight in its forward pass does so alike on all replicas.
+    if found := _fault(_KerasStep(step), method, spec, only_read=step.model.trainable_variables):
         raise TrainingError(
             f"{step.model.name} does not come to the same on parts of a batch as on the whole ({found}): what its "
             "layers, losses and metrics compute and keep must be made of means or sums over examples, each of which "
@@ -62,10 +71,11 @@ def check_keras_step(step: KerasTrainStep, method: str, spec) -> None:
         )
 
 
-def _fault(step: _TriedStep, method: str, spec) -> str:
+def _fault(step: _TriedStep, method: str, spec, only_read: Sequence[keras.Variable] = ()) -> str:
+    """What differs; empty if nothing does. Variables that are `only_read` are not compared."""
     # What a step raises for rows that make no sense to it can be anything; training will raise what is to be seen.
     with contextlib.suppress(Exception):
-        return _Trial(step, method, spec).fault()
+        return _Trial(step, method, spec, only_read).fault()
     return ""
 
 
@@ -122,6 +132,12 @@ class _KerasStep:
     def evaluate(self, batch, slice_weight) -> list[tf.Tensor]:
         return _examples_first(self._step.evaluate(batch, slice_weight))
 
+    def run_alone(self, batches: Sequence, *, training: bool) -> None:
+        """Computes the loss of each batch in this process, without any other; writes nothing."""
+        for batch in batches:
+            with tf.device("/cpu:0"), OverlayScope((), self.model.variables):
+                self._step.try_slices([(batch, tf.ones([]))], leave_out=True, training=training)
+
 
 def _examples_first(sums: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     loss, examples, *others = sums
@@ -144,7 +160,7 @@ class _Outcome:
 
 
 class _Trial:
-    def __init__(self, step: _TriedStep, method: str, spec):
+    def __init__(self, step: _TriedStep, method: str, spec, only_read: Sequence[keras.Variable] = ()):
         self._step, self._model = step, step.model
         self._strategy = strategy = step.model.distribute_strategy
         self._peers, self._rank = collectives.peers(strategy)
@@ -159,11 +175,14 @@ class _Trial:
         with _synchronized(self._model), _without_dropout(self._model):
             self._function = self._traced(step.update if method == "train_step" else step.evaluate)
         held = {id(handle) for handle in self._function.captured_inputs}
+        left_out = {id(v.value) for v in only_read}
         known = [(path, v, strategy.experimental_local_results(v)) for path, v in _variables(self._model).items()]
         self._known = [
             (path, v, parts)
             for path, v, parts in known
-            if self._is_known(v, parts, replicas) and any(id(part.handle) in held for part in parts)
+            if id(v) not in left_out
+            and self._is_known(v, parts, replicas)
+            and any(id(part.handle) in held for part in parts)
         ]
 
     def _is_known(self, variable, parts: Sequence, replicas: int) -> bool:
@@ -196,11 +215,11 @@ class _Trial:
         if self._peers > 1 and not self._runs_in_all_peers():
             return ""
         with captured_variables.restored(self._function):
-            before = self._copies()
+            before = self._alike(self._copies())
             whole = self._outcome(self._whole, before, first_alone=True)
             again = self._outcome(self._whole, before, first_alone=True)
             cut = self._outcome(self._cut, before, first_alone=False)
-        same = self._of_first_peer(whole)
+        same, again = self._of_first_peer(whole), self._of_first_peer(again)
         is_finite = all(np.isfinite(a).all() for a in [*same.gradients[0], *(c[0] for c in same.copies), *same.totals])
         known = is_finite and not self._difference(same, again, before, 0.1, first_alone=True)
         found = self._difference(same, cut, before, 1.0, first_alone=False)
@@ -213,13 +232,19 @@ class _Trial:
         ranks = range(self._slices.first, self._slices.first + self._slices.count)
         runs = False
         with contextlib.suppress(Exception):
-            spec = tf.nest.map_structure(_of_any_size, self._batch)
-            function = custom_step_trace.without_others(self._model, getattr(self._model, self._method), spec)
-            with captured_variables.restored(function):
-                for rows in (self._batch, *(self._cut(rank)[0] for rank in ranks)):
-                    function(rows)
+            self._run_alone([self._batch, *(self._cut(rank)[0] for rank in ranks)])
             runs = True
         return set(collectives.all_gather(self._strategy, b"1" if runs else b"0")) == {b"1"}
+
+    def _run_alone(self, batches: Sequence) -> None:
+        if isinstance(self._step, _KerasStep):
+            self._step.run_alone(batches, training=self._method == "train_step")
+            return
+        spec = tf.nest.map_structure(_of_any_size, self._batch)
+        function = custom_step_trace.without_others(self._model, getattr(self._model, self._method), spec)
+        with captured_variables.restored(function):
+            for rows in batches:
+                function(rows)
 
     def _whole(self, rank: int):
         rows = self._rows if rank == 0 else 1
@@ -231,6 +256,12 @@ class _Trial:
 
     def _copies(self) -> list[list[np.ndarray]]:
         return [[np.array(part.numpy()) for part in parts] for _, _, parts in self._known]
+
+    def _alike(self, copies: list[list[np.ndarray]]) -> list[list[np.ndarray]]:
+        """The first replica's copies for all: statistics of batches, say, that replicas have trained with differ."""
+        firsts = [each[0] for each in copies]
+        firsts = collectives.broadcast(self._strategy, firsts) if firsts else []
+        return [[first] * len(each) for first, each in zip(firsts, copies, strict=True)]
 
     def _outcome(self, make_slice: Callable, before, *, first_alone: bool) -> _Outcome:
         """Sets the variables to `before`, except random seeds, and runs one update."""

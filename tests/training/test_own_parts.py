@@ -1,0 +1,110 @@
+"""Layers, losses and metrics of the user's own in Keras's own step: Keras's numbers, or a reason before anything runs.
+
+On several replicas each part is tried on slices of a batch.
+"""
+
+import contextlib
+import logging
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+
+import tf2dist
+from tests.conftest import quickly, sampled
+from tests.jobs import run_program
+from tests.programs import own_parts
+from tests.programs.own_parts import CASES, REFUSED, data
+
+EVERY = [name for name in CASES if name != "stateful"]
+
+
+def trained(name, by, scope=contextlib.nullcontext):
+    return own_parts.trained(name, by, scope)
+
+
+def assert_same(ours, expected):
+    assert ours.keys() == expected.keys()
+    for key, value in expected.items():
+        np.testing.assert_allclose(ours[key], value, rtol=2e-4, atol=2e-5, err_msg=key)
+
+
+@pytest.mark.parametrize("name", sampled(CASES, ("learning rate", "compute_metrics"), EVERY))
+def test_equals_keras_on_one_device(tf, name):
+    strategy = tf2dist.make_strategy("one")
+    assert_same(trained(name, tf2dist, strategy.scope), trained(name, keras.Model))
+
+
+@pytest.mark.parametrize("strategy", quickly("mirrored", ("mirrored", "central"), rarely=("central",)))
+@pytest.mark.parametrize("name", sampled(CASES, ("sum while training", "own state"), EVERY))
+def test_equals_keras_or_is_refused_on_replicas(tf, name, strategy):
+    scope = tf2dist.make_strategy(strategy, replicas=2).scope
+    if name in REFUSED:
+        with pytest.raises((ValueError, tf2dist.errors.TrainingError), match=REFUSED[name]):
+            trained(name, tf2dist, scope)
+    else:
+        assert_same(trained(name, tf2dist, scope), trained(name, keras.Model))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["multiworker", "ps"])
+def test_in_jobs(tf, tmp_path, layout):
+    """A state that goes from batch to batch on a server's worker; what compares rows between peers."""
+    processes = {"multiworker": ["--workers=2"], "ps": ["--ps=1", "--workers=1"]}[layout]
+    names = {"multiworker": ["sum while training", "own state", "rank 1"], "ps": ["stateful", "learning rate"]}[layout]
+    run_program(processes, "own_parts", layout, tmp_path / "out", *names)
+    for name, found in own_parts.read(tmp_path / "out").items():
+        if layout == "multiworker" and name in REFUSED:
+            assert name == "own state"
+            assert "does not come to the same on parts of a batch" in found
+        elif name == "learning rate":  # a worker logs what the rate was before its update
+            assert np.all(found["history rate"] > trained(name, keras.Model)["history rate"])
+        else:
+            assert_same(found, trained(name, keras.Model))
+
+
+def test_a_loss_is_tried_with_each_kind_of_data(tf):
+    """That it is a mean without weights says nothing about one with weights."""
+
+    class Weighted(keras.Model):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            losses = ops.mean(ops.square(y - y_pred), axis=-1)
+            return ops.mean(losses) if sample_weight is None else ops.sum(sample_weight * losses) / ops.sum(losses)
+
+    x, y = data()
+    with tf2dist.make_strategy("mirrored", replicas=2).scope():
+        inputs = keras.Input((3,))
+        model = Weighted(inputs, layers.Dense(1)(inputs))
+        model.compile("sgd")
+    tf2dist.fit(model, x, y, batch_size=4, verbose=0)
+    with pytest.raises(ValueError, match="compute_loss of Weighted must be a mean"):
+        tf2dist.fit(model, x, y, sample_weight=np.arange(len(x), dtype=np.float32), batch_size=4, verbose=0)
+
+
+@pytest.mark.slow
+def test_statistics_of_replicas_and_dropout_are_no_faults(tf):
+    """Replicas have unlike statistics when they have trained; an evaluation is tried with those of the first."""
+    x, y = data()
+
+    class Same(layers.Layer):
+        def call(self, inputs):
+            return 1.0 * inputs
+
+    with tf2dist.make_strategy("mirrored", replicas=2).scope():
+        inputs = keras.Input((3,))
+        hidden = layers.SpectralNormalization(layers.Dense(4))(layers.Dropout(0.5)(Same()(inputs)))
+        model = keras.Model(inputs, layers.Dense(1)(layers.BatchNormalization()(hidden)))
+        model.compile("sgd", "mse")
+    tf2dist.fit(model, x, y, batch_size=4, validation_data=(x, y), verbose=0)
+    assert np.isfinite(tf2dist.evaluate(model, x, y, batch_size=3, verbose=0))
+
+
+@pytest.mark.slow
+def test_a_model_of_very_many_weights_is_not_tried(tf, monkeypatch, caplog):
+    from tf2dist.training import step_trial
+
+    monkeypatch.setattr(step_trial, "_MOST_WEIGHTS", 3)
+    with caplog.at_level(logging.INFO, "tf2dist"):
+        trained("own state", tf2dist, tf2dist.make_strategy("mirrored", replicas=2).scope)
+    assert "has too many weights to be tried" in caplog.text
