@@ -116,7 +116,8 @@ def _suspects(model: keras.Model, added) -> str:
     found += [c.name for c in keras_model.compiled_losses(model) if not global_batch_loss.is_of_each_example(c)]
     layers = {id(layer): layer.name for layer in [model, *keras_model.layers_of(model)]}
     found += [f"the loss that {name} adds" for key, name in layers.items() if any(key == owner for owner, _ in added)]
-    return " or ".join(found)
+    # Keras multiplies the mean loss of such outputs by the mean of the weights.
+    return " or ".join(found) or "that of outputs f[n], with sample weights (f[n, 1] would do),"
 
 
 def computes_in_16_bits(model: keras.Model) -> bool:

@@ -40,21 +40,22 @@ def check_before_building(model: keras.Model, options: ParameterServer) -> None:
             "the model is compiled with jit_compile=True, but its strategy keeps the variables on other devices, "
             "which XLA cannot read; compile it without, or use a strategy that keeps them with the replicas"
         )
-    _check_stateful(model)
+    _check_stateful(model, options)
     if own := overridden_step(model):
         check_custom_step(model, own, options)
 
 
-def _check_stateful(model: keras.Model) -> None:
+def _check_stateful(model: keras.Model, options: ParameterServer) -> None:
     """Raises ValueError for states that go from a batch to the next one, where another device may compute that."""
     layer, strategy = stateful_layer(model), model.distribute_strategy
     if layer is None:
         return
     on_servers = isinstance(strategy, tf.distribute.ParameterServerStrategy)
-    if strategy.num_replicas_in_sync > 1 or (on_servers and worker_count(strategy) > 1):
+    shared = on_servers and (worker_count(strategy) > 1 or options.update == "sync")
+    if shared or strategy.num_replicas_in_sync > 1:
         raise UsageError(
             f"layer {layer.name} was made with stateful=True: its rows go on where those of the batch before have "
-            "ended, and other replicas or workers compute the next batch; use strategy one, or one worker"
+            "ended, and other replicas or workers compute the next batch; use strategy one, or one asynchronous worker"
         )
 
 

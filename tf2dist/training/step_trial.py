@@ -135,7 +135,7 @@ class _KerasStep:
     def run_alone(self, batches: Sequence, *, training: bool) -> None:
         """Computes the loss of each batch in this process, without any other; writes nothing."""
         for batch in batches:
-            with tf.device("/cpu:0"), OverlayScope((), self.model.variables):
+            with OverlayScope((), self.model.variables):
                 self._step.try_slices([(batch, tf.ones([]))], leave_out=True, training=training)
 
 
