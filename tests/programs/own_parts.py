@@ -92,6 +92,21 @@ class LastLayerOnly(keras.Model):
         return self.layers[-1].trainable_weights
 
 
+class ResetInStep(keras.Model):
+    """Logs what a metric has come to in each step, and begins it anew."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.now = keras.metrics.Mean(name="of_step")
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        self.now.update_state(logs["loss"])
+        now = self.now.result()
+        self.now.reset_state()
+        return {"now": now}
+
+
 class AcrossEpochs(keras.metrics.Metric):
     """Counts rows, and never begins anew."""
 
@@ -171,6 +186,7 @@ CASES = {
     "written in compute_metrics": lambda: _compiled(_net(kind=Counting)),
     "own metrics": lambda: _compiled(_net(kind=OwnTracker), None),
     "own weights": lambda: _compiled(_net(kind=LastLayerOnly)),
+    "reset in the step": lambda: _compiled(_net(kind=ResetInStep)),
     "never reset": lambda: _compiled(_net(), metrics=[AcrossEpochs()]),
     "sum while training": lambda: _compiled(_net(SumWhileTraining())),
     "balance while training": lambda: _compiled(_net(BalanceWhileTraining())),
@@ -197,6 +213,7 @@ REFUSED = {
     "own weights": "overrides trainable_weights",
     "written in compute_metrics": "compute_metrics of Counting writes",
     "never reset": "does not begin at zero",
+    "reset in the step": "computes log now from what a metric has come to",
     "metric of columns": "the value of metric cosine_similarity for a batch is not the mean",
     "stateful": "was made with stateful=True",
 }  # fmt: skip

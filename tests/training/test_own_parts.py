@@ -101,6 +101,26 @@ def test_statistics_of_replicas_and_dropout_are_no_faults(tf):
     assert np.isfinite(tf2dist.evaluate(model, x, y, batch_size=3, verbose=0))
 
 
+def test_predictions_that_depend_on_other_rows_are_refused_on_replicas(tf):
+    x, _ = data()
+
+    def predicted(strategy, layer, **kwargs):
+        with tf2dist.make_strategy(strategy, **kwargs).scope():
+            inputs = keras.Input((3,))
+            model = keras.Model(inputs, layer(inputs))
+        return tf2dist.predict(model, x, batch_size=4, verbose=0)
+
+    def less_the_mean(rows):
+        return rows - ops.mean(rows, axis=0, keepdims=True)
+
+    expected = np.concatenate([part - part.mean(0) for part in (x[:4], x[4:8], x[8:])])
+    np.testing.assert_allclose(predicted("one", less_the_mean), expected, atol=1e-6)
+    with pytest.raises(tf2dist.errors.TrainingError, match="for a row depends on other rows of its batch"):
+        predicted("mirrored", less_the_mean, replicas=2)
+    double = layers.Lambda(lambda rows: 2 * rows)
+    np.testing.assert_allclose(predicted("mirrored", double, replicas=2), 2 * x, rtol=1e-6)
+
+
 @pytest.mark.slow
 def test_a_model_of_very_many_weights_is_not_tried(tf, monkeypatch, caplog):
     from tf2dist.training import step_trial

@@ -49,8 +49,9 @@ def trace(model: keras.Model, step: Callable, batch) -> StepTrace:
         with _results_of(all_metrics(model), results):
             logs = _run_alone(model, step, batch, updates)
         for name, value in flat_results(logs).items() if isinstance(logs, dict) else ():
-            if id(value) in results:
-                named[name] = results[id(value)][0]
+            get, _ = results.get(id(value), (None, None))
+            if get is not None:
+                named[name] = get
         return logs
 
     with _tracing(model):
@@ -109,26 +110,36 @@ def _run_alone(model: keras.Model, step: Callable, batch, updates: list):
 def _results_of(metrics: Sequence[keras.metrics.Metric], results: dict) -> Iterator[None]:
     """Puts what the metrics' `result` methods return into `results`: by its id, how to get it, and itself.
 
-    (An id is its own only while it lives.)
+    (An id is its own only while it lives.) Not what a metric had come to before it was reset.
     """
 
-    def noting(metric):
-        original = metric.result
+    def note(metric):
+        original, reset = metric.result, metric.reset_state
+        noted: set[int] = set()
 
         def result():
             value = original()
             if isinstance(value, dict):
-                results.update({id(v): (lambda name=name: original()[name], v) for name, v in value.items()})
+                found = {id(v): (lambda name=name: original()[name], v) for name, v in value.items()}
             else:
-                results[id(value)] = original, value
+                found = {id(value): (original, value)}
+            noted.update(found)
+            results.update(found)
             return value
 
-        return result
+        def reset_state():
+            for each in noted:
+                # What it is stays alive, so that its id is that of nothing else.
+                results[each] = None, results[each][1]
+            reset()
 
-    for metric, noted in [(metric, noting(metric)) for metric in metrics]:
-        vars(metric)["result"] = noted
+        vars(metric).update(result=result, reset_state=reset_state)
+
+    for metric in metrics:
+        note(metric)
     try:
         yield
     finally:
         for metric in metrics:
-            vars(metric).pop("result", None)
+            for name in ("result", "reset_state"):
+                vars(metric).pop(name, None)

@@ -117,6 +117,8 @@ class PreparedModel:
         several = self.strategy.num_replicas_in_sync > 1
         if own and custom and (several or isinstance(custom, CustomStepWithSums)):
             metric_validation.check_metrics_of_custom_step(custom, step, spec)
+        if step == "predict_step" and several and keras_model.has_parts_of_others(self.model):
+            step_trial.check_predictions(self.model, spec)
         if own and custom and several:
             step_trial.check(custom, step, spec)
         if not own and step != "predict_step":

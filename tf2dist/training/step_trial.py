@@ -12,6 +12,8 @@ Nothing is found out where the rows make no sense to the model, and where the st
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -68,6 +70,37 @@ def check_keras_step(step: KerasTrainStep, method: str, spec) -> None:
             f"{step.model.name} does not come to the same on parts of a batch as on the whole ({found}): what its "
             "layers, losses and metrics compute and keep must be made of means or sums over examples, each of which "
             "depends on no other; or use strategy one"
+        )
+
+
+def check_predictions(model: keras.Model, spec) -> None:
+    """Raises TrainingError for a model whose output for a row depends on other rows of the batch.
+
+    Args:
+      spec: of a batch that `predict_step` takes.
+    """
+    differs = False
+    with contextlib.suppress(Exception):  # the rows may make no sense to the model
+        sizes = _SIZES * 2
+        rows = made_up(spec, sizes)
+        low, high, _ = slice_bounds(len(sizes), 0, 2)
+
+        def outputs(*bounds: int) -> list[np.ndarray]:
+            parts = []
+            for begin, end in itertools.pairwise(bounds):
+                with OverlayScope((), model.variables):
+                    found = model.predict_step(tf.nest.map_structure(lambda t: t[begin:end], rows))  # noqa: B023
+                parts.append(tf.nest.flatten(found))
+            return [np.concatenate(each) for each in zip(*parts, strict=True)]
+
+        tolerance = 5e-2 if computes_in_16_bits(model) else 1e-3
+        close = functools.partial(np.allclose, rtol=tolerance, atol=tolerance / 100)
+        whole, again, cut = outputs(0, len(sizes)), outputs(0, len(sizes)), outputs(low, high, len(sizes))
+        differs = all(map(close, whole, again)) and not all(map(close, whole, cut))
+    if differs:
+        raise TrainingError(
+            f"the output of {model.name} for a row depends on other rows of its batch, of which several replicas each "
+            "see a part; use strategy one"
         )
 
 
