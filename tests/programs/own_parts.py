@@ -193,6 +193,8 @@ CASES = {
     "operations between rows": lambda: _compiled(_net(lambda h: h - ops.mean(h, axis=0, keepdims=True)), MSE()),
     "Lambda between rows": lambda: _compiled(_net(layers.Lambda(lambda h: h - ops.mean(h, axis=0))), MSE()),
     "Softmax between rows": lambda: _compiled(_net(layers.Softmax(axis=0)), MSE()),
+    "activation between rows": lambda: _compiled(_net(layers.Activation(lambda h: h - ops.mean(h, 0))), MSE()),
+    "last but one axis": lambda: _compiled(_net(layers.Softmax(axis=-2)), MSE()),
     "similarity of columns": lambda: _compiled(_net(), keras.losses.CosineSimilarity(axis=0)),
     "metric of columns": lambda: _compiled(_net(), metrics=[keras.metrics.CosineSimilarity(axis=0)]),
     "rank 1": _rank_1,
@@ -205,8 +207,8 @@ _NOT_MADE_OF_PARTS = "does not come to the same on parts of a batch|must be a me
 REFUSED = {
     **dict.fromkeys(
         (
-            "balance while training", "operations between rows", "Lambda between rows", "Softmax between rows",
-            "own state", "measured in a layer",
+            "sum while training", "balance while training", "operations between rows", "Lambda between rows",
+            "Softmax between rows", "activation between rows", "last but one axis", "own state", "measured in a layer",
         ),
         _NOT_MADE_OF_PARTS,
     ),

@@ -9,6 +9,7 @@ import logging
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers, ops
 
 import tf2dist
@@ -55,7 +56,7 @@ def test_in_jobs(tf, tmp_path, layout):
     names = {"multiworker": ["sum while training", "own state", "rank 1"], "ps": ["stateful", "learning rate"]}[layout]
     run_program(processes, "own_parts", layout, tmp_path / "out", *names)
     for name, found in own_parts.read(tmp_path / "out").items():
-        if (layout, name) == ("multiworker", "own state"):
+        if layout == "multiworker" and name in ("own state", "sum while training"):
             assert "does not come to the same on parts of a batch" in found
         elif (layout, name) == ("multiworker", "rank 1"):  # peers exchange no rows
             assert "that of outputs f[n], with sample weights" in found
@@ -83,14 +84,107 @@ def test_a_loss_is_tried_with_each_kind_of_data(tf):
         tf2dist.fit(model, x, y, sample_weight=np.arange(len(x), dtype=np.float32), batch_size=4, verbose=0)
 
 
+class Same(layers.Layer):
+    def call(self, inputs):
+        return 1.0 * inputs
+
+
+class SameInFunction(Same):
+    """What its function has traced in a trial must not be what trains."""
+
+    def build(self, shape):
+        self.dropout = layers.Dropout(0.9)
+
+    @tf.function
+    def call(self, inputs, training=False):
+        return self.dropout(1.0 * inputs, training=training)
+
+
+def on_two_replicas(*parts, loss="mse", **kwargs):
+    with tf2dist.make_strategy("mirrored", replicas=2).scope():
+        inputs = keras.Input((3,))
+        hidden = inputs
+        for part in parts:
+            hidden = part(hidden)
+        model = keras.Model(inputs, hidden)
+        model.compile(keras.optimizers.SGD(0.0), loss, **kwargs)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("parts", "kwargs"),
+    [
+        ((Same, lambda: layers.Dropout(0.9), lambda: layers.Dense(1)), {"jit_compile": True}),
+        ((SameInFunction, lambda: layers.Dense(1)), {}),
+    ],
+    ids=["XLA", "tf.function"],
+)
+def test_training_has_the_dropout_that_the_trial_has_not(tf, parts, kwargs):
+    model, (x, y) = on_two_replicas(*(part() for part in parts), **kwargs), data()
+    losses = tf2dist.fit(model, x, y, batch_size=4, epochs=3, verbose=0).history["loss"]
+    assert len({round(loss, 3) for loss in losses}) == 3, losses
+
+
+class CountsBatches(layers.Layer):
+    """A raw variable, which TensorFlow alone knows of."""
+
+    def build(self, shape):
+        kind = tf.VariableAggregation.ONLY_FIRST_REPLICA
+        self.batches = tf.Variable(0.0, trainable=False, aggregation=kind)
+
+    def call(self, inputs, training=False):
+        if training:
+            self.batches.assign_add(1.0)
+        return 1.0 * inputs
+
+
+def test_a_trial_writes_nothing(tf):
+    layer = CountsBatches()
+    model, (x, y) = on_two_replicas(layer, layers.Dense(1)), data()
+    tf2dist.fit(model, x, y, batch_size=5, verbose=0)
+    assert float(layer.batches.numpy()) == 2.0
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [lambda: layers.RandomFlip(), lambda: layers.Dropout(0.1, noise_shape=(None, 1, 1, 1))],
+    ids=["flip", "dropout"],
+)
+def test_what_is_random_is_not_refused(tf, layer):
+    """Whether runs are alike by accident differs from model to model."""
+    for _ in range(4):
+        with tf2dist.make_strategy("mirrored", replicas=2).scope():
+            inputs = keras.Input((3, 3, 1))
+            model = keras.Model(inputs, layers.Dense(1)(Same()(layers.Flatten()(layer()(inputs)))))
+            model.compile("sgd", "mse")
+        tf2dist.fit(model, np.ones((8, 3, 3, 1), np.float32), np.ones((8, 1)), batch_size=4, verbose=0)
+
+
+def test_an_evaluation_is_not_refused_for_what_only_training_does(tf):
+    parts = layers.Dense(4, "tanh"), own_parts.BalanceWhileTraining(), layers.Dense(1)
+    model, (x, y) = on_two_replicas(*parts), data()
+    assert tf2dist.evaluate(model, x, y, batch_size=4, verbose=0) > 0
+    with pytest.raises(tf2dist.errors.TrainingError, match="does not come to the same on parts of a batch"):
+        tf2dist.fit(model, x, y, batch_size=4, verbose=0)
+
+
+def test_what_validation_cannot_do_is_known_before_training(tf):
+    class LargestOfEvaluation(layers.Layer):
+        def call(self, inputs, training=False):
+            if not training:
+                self.add_loss(ops.max(inputs))
+            return 1.0 * inputs
+
+    model, (x, y) = on_two_replicas(LargestOfEvaluation(), layers.Dense(1)), data()
+    with pytest.raises(ValueError, match=r"must be a mean over examples|does not come to the same"):
+        tf2dist.fit(model, x, y, batch_size=4, validation_data=(x, y), verbose=0)
+    assert int(model.optimizer.iterations.numpy()) == 0
+
+
 @pytest.mark.slow
 def test_statistics_of_replicas_and_dropout_are_no_faults(tf):
     """Replicas have unlike statistics when they have trained; an evaluation is tried with those of the first."""
     x, y = data()
-
-    class Same(layers.Layer):
-        def call(self, inputs):
-            return 1.0 * inputs
 
     with tf2dist.make_strategy("mirrored", replicas=2).scope():
         inputs = keras.Input((3,))
@@ -128,4 +222,4 @@ def test_a_model_of_very_many_weights_is_not_tried(tf, monkeypatch, caplog):
     monkeypatch.setattr(step_trial, "_MOST_WEIGHTS", 3)
     with caplog.at_level(logging.INFO, "tf2dist"):
         trained("own state", tf2dist, tf2dist.make_strategy("mirrored", replicas=2).scope)
-    assert "has too many weights to be tried" in caplog.text
+    assert "has too many weights or inputs to be tried" in caplog.text

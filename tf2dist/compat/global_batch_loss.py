@@ -264,9 +264,10 @@ def compares_examples(loss: keras.losses.Loss) -> bool:
 
 
 def _is_over_the_batch(loss: keras.losses.Loss) -> bool:
-    """Does it go along the axis of the examples, as `CosineSimilarity(axis=0)`?"""
+    """Does it go along the axis of the examples, as `CosineSimilarity(axis=0)`, or along one that may be that?"""
     axis = (getattr(loss, "_fn_kwargs", None) or {}).get("axis")
-    return 0 in (axis if isinstance(axis, (list, tuple)) else [axis])
+    axes = axis if isinstance(axis, (list, tuple)) else [axis]
+    return any(isinstance(a, int) and (a == 0 or a < -1) for a in axes)
 
 
 def _rows_of_all_slices(structure):

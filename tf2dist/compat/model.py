@@ -159,7 +159,7 @@ def has_parts_of_others(model: keras.Model) -> bool:
     metrics = compiled_metrics(model).metrics if compiled_metrics(model) is not None else []
     return (
         not all(is_of_keras(layer) or type(layer).__module__.startswith("tf2dist.") for layer in layers)
-        or any(isinstance(layer, keras.layers.Lambda) or _has_axis_of_examples(layer) for layer in layers)
+        or any(map(_may_be_of_others, layers))
         or not all(isinstance(operation, keras.Layer) for operation in operations)
         or not all(is_of_keras(getattr(loss, "fn", loss)) and is_of_keras(loss) for loss in compiled_losses(model))
         or overrides_compute_loss(model)
@@ -168,9 +168,16 @@ def has_parts_of_others(model: keras.Model) -> bool:
     )
 
 
-def _has_axis_of_examples(layer: keras.Layer) -> bool:
+def _may_be_of_others(layer: keras.Layer) -> bool:
+    """Does a layer of Keras call functions of the user's, or go along an axis that may be that of the examples?"""
+    if isinstance(layer, (keras.layers.Lambda, keras.layers.TFSMLayer, keras.layers.JaxLayer)):
+        return True
+    functions = [getattr(layer, name, None) for name in ("activation", "recurrent_activation")]
     axis = getattr(layer, "axis", None)
-    return 0 in (axis if isinstance(axis, (list, tuple)) else [axis])
+    axes = axis if isinstance(axis, (list, tuple)) else [axis]
+    return any(f is not None and not is_of_keras(f) for f in functions) or any(
+        isinstance(a, int) and (a == 0 or a < -1) for a in axes
+    )
 
 
 def compiled_losses(model: keras.Model) -> list[keras.losses.Loss]:

@@ -52,7 +52,8 @@ class KerasTrainStep:
     sums_make_logs = True
     in_order = False
 
-    def __init__(self, model: keras.Model):
+    def __init__(self, model: keras.Model, *, jit: bool | None = None):
+        """As given: `jit` in place of the model's own `jit_compile`."""
         self.model = model
         self.optimizers: list[keras.optimizers.Optimizer] = [model.optimizer]
         # Losses that layers add which are sums over examples, by layer and number; whoever tries the model finds out.
@@ -66,7 +67,7 @@ class KerasTrainStep:
         compiled = [] if self._compiled_metrics is None else [self._compiled_metrics]
         self._metric_variables = [v for m in [*self._forward_metrics, *compiled] for v in m.variables]
         self._jit_step = None
-        if model.jit_compile is True:
+        if (model.jit_compile is True) if jit is None else jit:
             # XLA compiles what one replica computes; the exchange between replicas and the update stay outside of it.
             self._jit_step = tf.function(self.fractions, jit_compile=True, autograph=False)
 
@@ -177,7 +178,7 @@ class KerasTrainStep:
         numerators = [tf.cast(weight, r.dtype) * r for r in rest]
         return [Fraction(weight, numerators, gradients(found.loss, weight)), *parts]
 
-    def try_slices(self, slices: Sequence[tuple], leave_out: bool, *, training: bool) -> tuple[tf.Tensor, list[dict]]:
+    def try_slices(self, slices: Sequence[tuple], leave_out: bool) -> tuple[tf.Tensor, list[dict]]:
         """The loss that slices would train with together, f32[], and what the layers of each have added to it.
 
         Args:
@@ -187,7 +188,7 @@ class KerasTrainStep:
         parts, added_losses = [], []
         for batch, weight in slices:
             with tf.GradientTape(persistent=True) as tape:
-                found = self._forward(batch, weight, training=training, tape=tape, leave_out=leave_out)
+                found = self._forward(batch, weight, training=False, tape=tape, leave_out=leave_out)
             parts.append(self._parts(tape, found, weight, []))
             added_losses.append(found.layer_losses)
         _, (loss, *_) = self._join_parts(parts)
@@ -268,8 +269,8 @@ class KerasTrainStep:
                 with keras.StatelessScope(list(zip(self._metric_variables, [*states, *zeros], strict=True))) as scope:
                     self.model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
                 sums[2:] = [scope.get_current_value(v) for v in self._metric_variables]
-                metrics = {id(v) for v in self._metric_variables}
-                if written := [v.path for v in self.model.variables if id(v) in scope.state_mapping.keys() - metrics]:
+                kept = {id(v) for v in (*self._metric_variables, *keras_model.seed_states(self.model))}
+                if written := [v.path for v in self.model.variables if id(v) in scope.state_mapping.keys() - kept]:
                     raise UsageError(
                         f"compute_metrics of {type(self.model).__name__} writes {written[0]}, and only metrics may be "
                         "written there where several replicas or workers each see a part of a batch"

@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 
 from tf2dist.compat import model_methods, versions
-from tf2dist.compat.model import layers_of, logs_in_order, overridden_step
+from tf2dist.compat.model import layers_of, logs_in_order
 from tf2dist.errors import START_AGAIN, CheckpointError, Preempted, UsageError, reason
 from tf2dist.input.data_adapter import FiniteDataAdapter
 from tf2dist.input.keras_arguments import as_data
@@ -154,9 +154,9 @@ def fit(
         seed=seed, steps_per_execution=steps_per_execution,
         validation_steps=None if validation is None else validation.steps,
     )  # fmt: skip
-    prepared.build(adapter)
-    if validation is not None and overridden_step(model):
-        prepared.build(validation, "test_step")  # what it cannot do is to be known before an epoch is over
+    prepared.train_step(adapter)
+    if validation is not None:
+        prepared.train_step(validation, "test_step")  # what it cannot do is to be known before an epoch is over
     if session.current().is_evaluator:
         if validation is None:
             raise UsageError("an evaluator evaluates validation_data: give fit some")

@@ -50,11 +50,6 @@ def check_loss(step: KerasTrainStep, spec, options: ParameterServer) -> None:
     with tf.device("/cpu:0"), OverlayScope((), model.variables), contextlib.suppress(Exception):
         for draw in range(_DRAWS):
             refused = refused or _try(step, made_up(spec, _SIZES, draw), together)
-    # What exists while training only. Statistics of parts of a batch are known to be others than those of the whole.
-    normalizes = any(isinstance(layer, keras.layers.BatchNormalization) for layer in keras_model.layers_of(model))
-    for draw in range(0 if refused or normalizes else _DRAWS):
-        with tf.device("/cpu:0"), OverlayScope((), model.variables), contextlib.suppress(Exception):
-            refused = refused or _try(step, made_up(spec, _SIZES, draw), together, training=True)
     if refused:
         raise UsageError(refused)
 
@@ -78,7 +73,7 @@ def _has_outputs_without_rows(model: keras.Model, spec) -> bool:
     return False
 
 
-def _try(step: KerasTrainStep, batch, together: bool, *, training: bool = False) -> str:
+def _try(step: KerasTrainStep, batch, together: bool) -> str:
     """Why the loss cannot be computed from slices; nothing if it can, or if that is not to be found out."""
     close = functools.partial(np.isclose, rtol=2e-3 if computes_in_16_bits(step.model) else 3e-5, atol=1e-6)
     first, rest = (
@@ -88,7 +83,7 @@ def _try(step: KerasTrainStep, batch, together: bool, *, training: bool = False)
 
     def loss_of(*slices):
         weighted = [(rows, tf.constant(w, tf.float32)) for rows, w in slices]
-        loss, added = step.try_slices(weighted, leave_out=together, training=training)
+        loss, added = step.try_slices(weighted, leave_out=together)
         return float(loss), [{key: float(tf.reduce_sum(v)) for key, v in each.items()} for each in added]
 
     whole, (added,) = loss_of((batch, 1.0))

@@ -173,7 +173,8 @@ class PreparedModel:
         sums = set(step.summed_layer_losses)
         if all(spec != tried for _, tried in self._tried):
             loss_validation.check_loss(step, spec, self.options)
-        if self.strategy.num_replicas_in_sync > 1 and keras_model.has_parts_of_others(self.model):
+        on_servers = isinstance(self.strategy, tf.distribute.ParameterServerStrategy)
+        if not on_servers and keras_model.has_parts_of_others(self.model):
             step_trial.check_keras_step(step, method, spec)
         if self._tried and step.summed_layer_losses != sums:  # there may be traces without these
             self._step = KerasTrainStep(self.model)
