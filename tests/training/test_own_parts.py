@@ -3,7 +3,6 @@
 On several replicas each part is tried on slices of a batch.
 """
 
-import contextlib
 import logging
 
 import keras
@@ -16,13 +15,9 @@ import tf2dist
 from tests.conftest import quickly, sampled
 from tests.jobs import run_program
 from tests.programs import own_parts
-from tests.programs.own_parts import CASES, REFUSED, data
+from tests.programs.own_parts import CASES, REFUSED, data, trained
 
 EVERY = [name for name in CASES if name != "stateful"]
-
-
-def trained(name, by, scope=contextlib.nullcontext):
-    return own_parts.trained(name, by, scope)
 
 
 def assert_same(ours, expected):

@@ -27,6 +27,7 @@ import tensorflow as tf
 from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 from keras.src.losses import loss as losses
 
+from tf2dist.compat.model import may_be_axis_of_examples
 from tf2dist.compat.patching import Patch
 
 _BETWEEN_EXAMPLES = (keras.losses.Dice, keras.losses.Tversky, keras.losses.Circle)
@@ -265,9 +266,7 @@ def compares_examples(loss: keras.losses.Loss) -> bool:
 
 def _is_over_the_batch(loss: keras.losses.Loss) -> bool:
     """Does it go along the axis of the examples, as `CosineSimilarity(axis=0)`, or along one that may be that?"""
-    axis = (getattr(loss, "_fn_kwargs", None) or {}).get("axis")
-    axes = axis if isinstance(axis, (list, tuple)) else [axis]
-    return any(isinstance(a, int) and (a == 0 or a < -1) for a in axes)
+    return may_be_axis_of_examples((getattr(loss, "_fn_kwargs", None) or {}).get("axis"))
 
 
 def _rows_of_all_slices(structure):

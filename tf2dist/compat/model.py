@@ -131,8 +131,14 @@ def is_function_of_a_batch(metric: keras.metrics.Metric) -> bool:
     function = getattr(function, "_fn", function)  # of a metric in a metric
     overlaps = (keras.losses.dice, keras.losses.tversky)
     is_overlap = isinstance(function, (keras.losses.Dice, keras.losses.Tversky)) or function in overlaps
-    has_axis = (getattr(metric, "_fn_kwargs", None) or {}).get("axis", -1) != -1
+    has_axis = may_be_axis_of_examples((getattr(metric, "_fn_kwargs", None) or {}).get("axis"))
     return function is not None and (is_overlap or has_axis or not is_of_keras(function))
+
+
+def may_be_axis_of_examples(axis: Any) -> bool:
+    """Is one of these axes the first one, or, counted from the end, perhaps the first one? None is no axis."""
+    axes = axis if isinstance(axis, (list, tuple)) else [axis]
+    return any(isinstance(each, int) and (each == 0 or each < -1) for each in axes)
 
 
 def overrides_part_of_step(model: keras.Model) -> str | None:
@@ -173,11 +179,8 @@ def _may_be_of_others(layer: keras.Layer) -> bool:
     if isinstance(layer, (keras.layers.Lambda, keras.layers.TFSMLayer, keras.layers.JaxLayer)):
         return True
     functions = [getattr(layer, name, None) for name in ("activation", "recurrent_activation")]
-    axis = getattr(layer, "axis", None)
-    axes = axis if isinstance(axis, (list, tuple)) else [axis]
-    return any(f is not None and not is_of_keras(f) for f in functions) or any(
-        isinstance(a, int) and (a == 0 or a < -1) for a in axes
-    )
+    has_own = any(function is not None and not is_of_keras(function) for function in functions)
+    return has_own or may_be_axis_of_examples(getattr(layer, "axis", None))
 
 
 def compiled_losses(model: keras.Model) -> list[keras.losses.Loss]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from typing import Any
 
 import keras
 import numpy as np
@@ -66,11 +67,16 @@ def _has_unknown_loss(model: keras.Model, together: bool) -> bool:
 def _has_outputs_without_rows(model: keras.Model, spec) -> bool:
     """Are there outputs of one number for each example, f[n], of whose losses Keras takes the mean by itself?"""
     with contextlib.suppress(Exception):  # what is wrong with the data is said elsewhere
-        x, _, _ = keras.utils.unpack_x_y_sample_weight(spec)
-        symbolic = tf.nest.map_structure(lambda s: keras.KerasTensor(s.shape, s.dtype.name), x)
-        outputs = tf.nest.flatten(compute_output_spec(model, symbolic, training=False))
-        return any(len(output.shape) == 1 for output in outputs)
+        return any(len(each.shape) == 1 for each in tf.nest.flatten(output_spec(model, spec)))
     return False
+
+
+def output_spec(model: keras.Model, spec) -> Any:
+    """The specs of the outputs for batches of this spec, as `tf.TensorSpec`s."""
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(spec)
+    symbolic = tf.nest.map_structure(lambda s: keras.KerasTensor(s.shape, s.dtype.name), x)
+    outputs = compute_output_spec(model, symbolic, training=False)
+    return tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), outputs)
 
 
 def _try(step: KerasTrainStep, batch, together: bool) -> str:

@@ -22,11 +22,10 @@ from tf2dist.compat.model import (
     layer_metrics,
     overrides_compute_metrics,
 )
-from tf2dist.compat.stateless_scope import compute_output_spec
 from tf2dist.errors import UsageError
 from tf2dist.execution.custom_step_with_sums import CustomStepWithSums
 from tf2dist.execution.custom_train_step import CustomTrainStep
-from tf2dist.training.loss_validation import computes_in_16_bits
+from tf2dist.training.loss_validation import computes_in_16_bits, output_spec
 from tf2dist.training.trial_rows import made_up
 
 _CUT = 1
@@ -50,7 +49,7 @@ def check_metrics(model: keras.Model, spec) -> None:
     _check_begin_at_zero(metrics)
     with tf.device("/cpu:0"), contextlib.suppress(tf.errors.OpError, TypeError):  # rows of zeros may make no sense
         _, y, weight = keras.utils.unpack_x_y_sample_weight(tf.nest.map_structure(_zeros, spec))
-        y_pred = tf.nest.map_structure(_zeros, _output_spec(model, spec))
+        y_pred = tf.nest.map_structure(_zeros, output_spec(model, spec))
         compiled = compiled_metrics(model)
         zeros = [np.zeros(v.shape, v.dtype) for v in compiled.variables]
         brought = compiled.stateless_update_state(zeros, y, y_pred, weight)
@@ -218,7 +217,7 @@ def _differ_on_slices(model: keras.Model, spec, draw: int) -> set[int]:
     """Ids of variables of metrics to which a batch brings something else than its slices do together."""
     compiled = compiled_metrics(model)
     _, y, weight = keras.utils.unpack_x_y_sample_weight(spec)
-    rows = made_up((y, _output_spec(model, spec), weight), _SIZES, draw)
+    rows = made_up((y, output_spec(model, spec), weight), _SIZES, draw)
     zeros = [np.zeros(v.shape, v.dtype) for v in compiled.variables]
 
     def brought_by(part: slice, share: float) -> list[np.ndarray]:
@@ -232,14 +231,6 @@ def _differ_on_slices(model: keras.Model, spec, draw: int) -> set[int]:
     first, rest = brought_by(slice(_CUT), share), brought_by(slice(_CUT, None), 1 - share)
     found = zip(compiled.variables, whole, turned, first, rest, strict=True)
     return {id(v) for v, all_rows, again, a, b in found if close(all_rows, again) and not close(all_rows, a + b)}
-
-
-def _output_spec(model: keras.Model, spec):
-    """The specs of the outputs for batches of this spec."""
-    x, _, _ = keras.utils.unpack_x_y_sample_weight(spec)
-    symbolic = tf.nest.map_structure(lambda s: keras.KerasTensor(s.shape, s.dtype.name), x)
-    outputs = compute_output_spec(model, symbolic, training=False)
-    return tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), outputs)
 
 
 def _no_sum_message(metric: keras.metrics.Metric, why: str) -> str:

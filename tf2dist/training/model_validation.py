@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
-from tf2dist.compat.model import check_loss_spec, layers_of, overridden_step, stateful_layer
+from tf2dist.compat.model import check_loss_spec, layers_of, overridden_step, overrides_part_of_step, stateful_layer
 from tf2dist.compat.optimizers import wrapped_optimizers, writes_more_than_steps
 from tf2dist.compat.strategy_internals import has_variable_partitioner, worker_count
 from tf2dist.errors import UsageError
@@ -43,6 +43,16 @@ def check_before_building(model: keras.Model, options: ParameterServer) -> None:
     _check_stateful(model, options)
     if own := overridden_step(model):
         check_custom_step(model, own, options)
+
+
+def check_parts_of_step(model: keras.Model) -> None:
+    """Raises ValueError for what Keras's own step calls, and that of several replicas or workers does not."""
+    instead = {"trainable_weights": "set `trainable` of layers", "reset_metrics": "leave it to the metrics"}
+    if own := overrides_part_of_step(model):
+        raise UsageError(
+            f"{type(model).__name__} overrides {own}, which only one device does without a train_step of your own: "
+            f"{instead[own]}, or use strategy one"
+        )
 
 
 def _check_stateful(model: keras.Model, options: ParameterServer) -> None:

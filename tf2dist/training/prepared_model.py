@@ -133,22 +133,14 @@ class PreparedModel:
         On one device Keras's own steps, which update metrics in their variables, run as if they were the user's. So
         they do with a `compute_metrics` of the user's, which may write and read whatever it likes.
         """
-        several = self.strategy.num_replicas_in_sync > 1
-        on_one_device = not several and not isinstance(self.strategy, model_validation.VARIABLES_ELSEWHERE)
-        try:
+        if self.strategy.num_replicas_in_sync > 1 or isinstance(self.strategy, model_validation.VARIABLES_ELSEWHERE):
+            model_validation.check_parts_of_step(self.model)
             metric_validation.check_metrics(self.model, spec)
-            own = keras_model.overrides_part_of_step(self.model)
-            if own and not on_one_device:
-                instead = {"trainable_weights": "set `trainable` of layers", "reset_metrics": "leave it to the metrics"}
-                raise UsageError(
-                    f"{type(self.model).__name__} overrides {own}, which only one device does without a train_step of "
-                    f"your own: {instead[own]}, or use strategy one"
-                )
-            if not own and not (on_one_device and keras_model.overrides_compute_metrics(self.model)):
+            return
+        if not keras_model.overrides_part_of_step(self.model) and not keras_model.overrides_compute_metrics(self.model):
+            with contextlib.suppress(UsageError):
+                metric_validation.check_metrics(self.model, spec)
                 return
-        except UsageError:
-            if not on_one_device:
-                raise
         with self.strategy.scope():
             self._custom_steps.setdefault(step, CustomTrainStep(self.model)).build(step, batch)
         if step == "train_step":
