@@ -1,15 +1,17 @@
 """Models with layers, losses and metrics of the user's own, and a program that trains them in a job.
 
-python -m launch local --workers=2 -- tests.programs.own_parts STRATEGY OUT NAME...
+python -m launch local --workers=2 -- tests.programs.own_parts multiworker|ps|sync OUT NAME...
 """
 
 import contextlib
 import pathlib
 import pickle
 import sys
+import types
 
 import keras
 import numpy as np
+import tensorflow as tf
 from keras import layers, ops
 
 BATCH, EPOCHS = 4, 2
@@ -124,6 +126,71 @@ class AcrossEpochs(keras.metrics.Metric):
         return 1.0 * self.total
 
 
+class Extremes(keras.metrics.Metric):
+    """The largest and the smallest number of all outputs, and how many rows there were."""
+
+    state_merges = types.MappingProxyType({"largest": "max", "smallest": "min"})
+
+    def __init__(self, name="extremes"):
+        super().__init__(name=name)
+        self.largest = self.add_weight(name="largest", initializer=keras.initializers.Constant(-np.inf))
+        self.smallest = self.add_weight(name="smallest", initializer=keras.initializers.Constant(np.inf))
+        self.rows = self.add_weight(name="rows", initializer="zeros")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.largest.assign(ops.maximum(self.largest, ops.max(y_pred)))
+        self.smallest.assign(ops.minimum(self.smallest, ops.min(y_pred)))
+        self.rows.assign_add(ops.cast(ops.shape(y_pred)[0], "float32"))
+
+    def reset_state(self):
+        self.largest.assign(-np.inf)
+        self.smallest.assign(np.inf)
+        self.rows.assign(0.0)
+
+    def result(self):
+        return {"largest": 1.0 * self.largest, "smallest": 1.0 * self.smallest, "rows": 1.0 * self.rows}
+
+
+class MeasuresExtremes(layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.extremes = Extremes()
+
+    def call(self, inputs):
+        self.extremes.update_state(None, inputs)
+        return inputs
+
+
+class ExtremesInStep(keras.Model):
+    """A step of its own, and a metric in it."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.extremes = Extremes()
+
+    @property
+    def metrics(self):
+        return [self._loss_tracker, self.extremes]
+
+    def train_step(self, batch):
+        x, y = batch
+        with tf.GradientTape() as tape:
+            outputs = self(x, training=True)
+            loss = self.compute_loss(x, y, outputs)
+        self.optimizer.apply(tape.gradient(loss, [v.value for v in self.trainable_variables]), self.trainable_variables)
+        return self._measure(loss, x, y, outputs)
+
+    def test_step(self, batch):
+        x, y = batch
+        outputs = self(x, training=False)
+        return self._measure(self.compute_loss(x, y, outputs, training=False), x, y, outputs)
+
+    def _measure(self, loss, x, y, outputs):
+        self._loss_tracker.update_state(loss, sample_weight=ops.shape(x)[0])
+        self.extremes.update_state(y, outputs)
+        return self.get_metrics_result()
+
+
 class SumWhileTraining(layers.Layer):
     def call(self, inputs, training=False):
         if training:
@@ -201,7 +268,12 @@ CASES = {
     "own state": lambda: _compiled(_net(OwnState())),
     "measured in a layer": lambda: _compiled(_net(Largest())),
     "stateful": _stateful,
+    "extremes": lambda: _compiled(_net(), metrics=["mae", Extremes()]),
+    "extremes, one row left": lambda: _compiled(_net(), metrics=["mae", Extremes()]),
+    "extremes in a layer": lambda: _compiled(_net(MeasuresExtremes())),
+    "extremes in the step": lambda: _compiled(_net(kind=ExtremesInStep)),
 }
+_SIZES = {"stateful": 2, "extremes, one row left": 3}  # of batches
 # On several replicas.
 _NOT_MADE_OF_PARTS = "does not come to the same on parts of a batch|must be a mean over examples"
 REFUSED = {
@@ -218,22 +290,23 @@ REFUSED = {
     "reset in the step": "computes log now from what a metric has come to",
     "metric of columns": "the value of metric cosine_similarity for a batch is not the mean",
     "stateful": "was made with stateful=True",
+    ("extremes in the step", "mirrored"): "updates metrics in their variables, which several replicas add up",
 }  # fmt: skip
 
 
-def trained(name, by, scope=contextlib.nullcontext):
+def trained(name, by, scope=contextlib.nullcontext, **options):
     """What a model has come to: weights, history, evaluation and predictions, by `by.fit`, Keras's or ours."""
     x, y = data()
     y = y[:, 0] if name == "rank 1" else y
     weights = np.arange(1.0, 11.0, dtype=np.float32) if name == "rank 1" else None
-    size = 2 if name == "stateful" else BATCH
+    size = _SIZES.get(name, BATCH)
     with scope():
         model = CASES[name]()
     fitted = by.fit(
         model, x, y, batch_size=size, epochs=EPOCHS, shuffle=False, sample_weight=weights, validation_data=(x, y),
-        verbose=0,
+        verbose=0, **options,
     )  # fmt: skip
-    again = by.fit(model, x, y, batch_size=size, shuffle=False, sample_weight=weights, verbose=0)
+    again = by.fit(model, x, y, batch_size=size, shuffle=False, sample_weight=weights, verbose=0, **options)
     score = by.evaluate(model, x, y, batch_size=size, return_dict=True, verbose=0)
     found = {"predictions": np.asarray(by.predict(model, x, batch_size=size, verbose=0))}
     found |= {f"weight {n}": keras.ops.convert_to_numpy(w) for n, w in enumerate(model.weights)}
@@ -251,11 +324,13 @@ def main():
     import tf2dist
     from tf2dist.runtime import collectives
 
-    strategy = tf2dist.join(sys.argv[1])
+    updates_together = sys.argv[1] == "sync"
+    strategy = tf2dist.join("ps" if updates_together else sys.argv[1])
+    options = {"parameter_server": tf2dist.ParameterServer("sync")} if updates_together else {}
     results = {}
     for name in sys.argv[3:]:
         try:
-            results[name] = trained(name, tf2dist, strategy.scope)
+            results[name] = trained(name, tf2dist, strategy.scope, **options)
         except (ValueError, tf2dist.errors.TrainingError) as error:
             results[name] = str(error)
     if collectives.peers(strategy)[1] == 0:

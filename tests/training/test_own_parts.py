@@ -15,7 +15,7 @@ import tf2dist
 from tests.conftest import quickly, sampled
 from tests.jobs import run_program
 from tests.programs import own_parts
-from tests.programs.own_parts import CASES, REFUSED, data, trained
+from tests.programs.own_parts import CASES, REFUSED, Extremes, data, trained
 
 EVERY = [name for name in CASES if name != "stateful"]
 
@@ -36,19 +36,25 @@ def test_equals_keras_on_one_device(tf, name):
 @pytest.mark.parametrize("name", sampled(CASES, ("sum while training", "own state"), EVERY))
 def test_equals_keras_or_is_refused_on_replicas(tf, name, strategy):
     scope = tf2dist.make_strategy(strategy, replicas=2).scope
-    if name in REFUSED:
-        with pytest.raises((ValueError, tf2dist.errors.TrainingError), match=REFUSED[name]):
+    if name in REFUSED or (name, strategy) in REFUSED:
+        why = REFUSED.get(name) or REFUSED[name, strategy]
+        with pytest.raises((ValueError, tf2dist.errors.TrainingError), match=why):
             trained(name, tf2dist, scope)
     else:
         assert_same(trained(name, tf2dist, scope), trained(name, keras.Model))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["multiworker", "ps"])
+@pytest.mark.parametrize("layout", ["multiworker", "ps", "sync"])
 def test_in_jobs(tf, tmp_path, layout):
     """A state that goes from batch to batch on a server's worker; what compares rows between peers."""
-    processes = {"multiworker": ["--workers=2"], "ps": ["--ps=1", "--workers=1"]}[layout]
-    names = {"multiworker": ["sum while training", "own state", "rank 1"], "ps": ["stateful", "learning rate"]}[layout]
+    workers = 1 if layout == "ps" else 2
+    processes = [*(["--ps=1"] if layout in ("ps", "sync") else []), f"--workers={workers}"]
+    names = {
+        "multiworker": ["sum while training", "own state", "rank 1"],
+        "ps": ["stateful", "learning rate", "extremes in the step"],
+        "sync": ["extremes, one row left"],
+    }[layout] + ["extremes", "extremes in a layer"]
     run_program(processes, "own_parts", layout, tmp_path / "out", *names)
     for name, found in own_parts.read(tmp_path / "out").items():
         if layout == "multiworker" and name in ("own state", "sum while training"):
@@ -220,3 +226,22 @@ def test_a_model_of_very_many_weights_is_not_tried(tf, monkeypatch, caplog):
     with caplog.at_level(logging.INFO, "tf2dist"):
         trained("own state", tf2dist, tf2dist.make_strategy("mirrored", replicas=2).scope)
     assert "has too many weights or inputs to be tried" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("merges", "why"),
+    [
+        ({"largets": "max"}, "names 'largets', and its variables are largest, rows, smallest"),
+        ({"largest": "mean"}, 'it must say "sum", "max" or "min" for names of its variables'),
+        ("max", 'it must say "sum", "max" or "min" for names of its variables'),
+        ({"largest": "min", "smallest": "min"}, "does not add up: what a batch brings depends on what came before"),
+        ({"largest": "max"}, "does not add up: it does not begin at zero"),
+    ],
+)
+def test_what_a_metric_says_of_itself_is_tried(tf, merges, why):
+    class Wrong(Extremes):
+        state_merges = merges
+
+    model, (x, y) = on_two_replicas(layers.Dense(1), metrics=[Wrong()]), data()
+    with pytest.raises(ValueError, match=why):
+        tf2dist.fit(model, x, y, batch_size=4, verbose=0)

@@ -85,6 +85,11 @@ class CustomTrainStep:
         return not is_results and name not in self._metric_results
 
     @property
+    def merges(self) -> Mapping[int, str]:
+        """See `TrainStep`. What a model's own step returns is added up."""
+        return {}
+
+    @property
     def as_gradient_step(self) -> None:
         """See `TrainStep`. The step applies its gradients itself."""
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -17,6 +17,7 @@ from tf2dist.compat.stateless_scope import OverlayScope, in_stateless_scope
 from tf2dist.errors import UsageError
 from tf2dist.execution.flat_logs import as_logs
 from tf2dist.execution.loss_fractions import Fraction, added, quotients, scaled
+from tf2dist.execution.metric_merges import MetricMerges, merge, merge_all
 from tf2dist.execution.metric_variables import set_variables
 from tf2dist.execution.train_step_interface import GradientStep
 
@@ -45,8 +46,8 @@ class KerasTrainStep:
     """The steps of a model with Keras's own `train_step`, compiled and built. A `GradientStep`.
 
     Metric sums come from `keras.metrics.Metric.stateless_update_state`, starting from zeros; that holds for every
-    metric whose state adds up. They are a flat list: the loss times its examples f32[], the examples f32[], then each
-    metric variable in the model's order.
+    metric whose state adds up, or says how it is merged (`MetricMerges`). They are a flat list: the loss times its
+    examples f32[], the examples f32[], then each metric variable in the model's order.
     """
 
     sums_make_logs = True
@@ -66,6 +67,8 @@ class KerasTrainStep:
         self._compiled_metrics = keras_model.compiled_metrics(model)
         compiled = [] if self._compiled_metrics is None else [self._compiled_metrics]
         self._metric_variables = [v for m in [*self._forward_metrics, *compiled] for v in m.variables]
+        inner = [m for each in compiled for m in each.metrics]
+        self._merges = MetricMerges([*self._forward_metrics, *inner], self._metric_variables)
         self._jit_step = None
         if (model.jit_compile is True) if jit is None else jit:
             # XLA compiles what one replica computes; the exchange between replicas and the update stay outside of it.
@@ -86,7 +89,12 @@ class KerasTrainStep:
 
     def zero_sums(self) -> list[tf.Tensor]:
         """See `TrainStep`."""
-        return [tf.zeros([]), tf.zeros([])] + [tf.zeros(v.shape, v.dtype) for v in self._metric_variables]
+        return [tf.zeros([]), tf.zeros([]), *self._merges.begin()]
+
+    @property
+    def merges(self) -> Mapping[int, str]:
+        """See `TrainStep`."""
+        return {2 + number: kind for number, kind in self._merges.kinds.items()}
 
     def update(self, batch, slice_weight=None) -> list[tf.Tensor]:
         """See `TrainStep`."""
@@ -127,7 +135,7 @@ class KerasTrainStep:
 
     def join(self, slices: Sequence[tuple[list[Fraction], list[tf.Tensor]]]) -> tuple[list, list[tf.Tensor]]:
         """See `GradientStep`."""
-        sums = [tf.add_n(ts) for ts in zip(*[sums for _, sums in slices], strict=True)]
+        sums = merge_all(self.merges, [sums for _, sums in slices])
         gradients, values = self._join_parts([fractions for fractions, _ in slices])
         return gradients, self._with_losses(sums, values, None)
 
@@ -232,8 +240,8 @@ class KerasTrainStep:
 
         tracked = [v for m in self._forward_metrics for v in m.variables]
         if tracked:
-            zeros = [(v, tf.zeros(v.shape, v.dtype)) for v in tracked]
-            with OverlayScope(zeros, self.model.trainable_variables) as scope:
+            begun = list(zip(tracked, self._merges.begin(), strict=False))  # theirs are the first
+            with OverlayScope(begun, self.model.trainable_variables) as scope:
                 loss, y_pred, others, added_losses = forward()
             states = [scope.value(v) for v in tracked]
             metrics = {id(v) for v in tracked}
@@ -261,12 +269,12 @@ class KerasTrainStep:
         """The metric sums of one slice, with zeros for what is made of losses."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
         examples = tf.cast(tf.shape(tf.nest.flatten(x)[0])[0], tf.float32)
-        zeros = [tf.zeros(v.shape, v.dtype) for v in self._metric_variables]
-        states = [*zeros[: self._states_of_losses], *states]
-        sums, zeros = [tf.zeros([]), examples, *states], zeros[len(states) :]
+        begun = self._merges.begin()
+        states = [*begun[: self._states_of_losses], *states]
+        sums, rest = [tf.zeros([]), examples, *states], begun[len(states) :]
         with global_batch_loss.metrics_of_slice(slice_weight):
             if keras_model.overrides_compute_metrics(self.model):
-                with keras.StatelessScope(list(zip(self._metric_variables, [*states, *zeros], strict=True))) as scope:
+                with keras.StatelessScope(list(zip(self._metric_variables, [*states, *rest], strict=True))) as scope:
                     self.model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
                 sums[2:] = [scope.get_current_value(v) for v in self._metric_variables]
                 kept = {id(v) for v in (*self._metric_variables, *keras_model.seed_states(self.model))}
@@ -276,9 +284,11 @@ class KerasTrainStep:
                         "written there where several replicas or workers each see a part of a batch"
                     )
             elif self._compiled_metrics is not None:
-                sums += self._compiled_metrics.stateless_update_state(zeros, y, y_pred, sample_weight)
+                sums += self._compiled_metrics.stateless_update_state(rest, y, y_pred, sample_weight)
         if slice_weight is not None:  # a slice that stands in for an empty one does not count
-            sums = [tf.where(slice_weight > 0, t, tf.zeros_like(t)) for t in sums]
+            sums = [
+                tf.where(slice_weight > 0, t, tf.cast(z, t.dtype)) for t, z in zip(sums, self.zero_sums(), strict=True)
+            ]
         sums = [tf.convert_to_tensor(t) for t in sums]
         for tensor, variable in zip(sums[2:], self._metric_variables, strict=True):
             tensor.set_shape(variable.shape)  # which metrics of Keras 3.10 leave open
@@ -295,7 +305,7 @@ class KerasTrainStep:
 
     def add_sums(self, sums: Sequence, more: Sequence) -> list:
         """See `TrainStep`."""
-        return [t + m for t, m in zip(sums, more, strict=True)]
+        return merge(self.merges, sums, more)
 
     def set_metrics(self, sums: Sequence[np.ndarray], strategy: tf.distribute.Strategy) -> None:
         """See `TrainStep`."""

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tf2dist.compat.autograph import as_in_function
 from tf2dist.execution.dispatcher_interface import ExecutionResult
+from tf2dist.execution.metric_merges import merge_all
 from tf2dist.execution.predict_step import PredictStep
 from tf2dist.execution.steps_per_execution import EVALUATION_BATCHES
 from tf2dist.execution.stop_agreement import StopAgreement
@@ -73,10 +74,12 @@ class ReplicaDispatcher:
             def one():
                 element = self._next(iterator, element_per_replica)
                 results = strategy.run(self._of_this_replica(function), args=(element,))
-                return [tf.add_n(strategy.experimental_local_results(r)) for r in results]
+                return merge_all(
+                    step.merges, list(zip(*map(strategy.experimental_local_results, results), strict=True))
+                )
 
             sums = [*step.repeat(one, n), notes]
-            return collectives.all_reduce(strategy, sums) if self._peers > 1 else sums
+            return collectives.all_reduce(strategy, sums, step.merges) if self._peers > 1 else sums
 
         return execution
 

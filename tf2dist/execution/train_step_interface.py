@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import keras
@@ -30,6 +30,11 @@ class TrainStep(Protocol):
     optimizers: list[keras.optimizers.Optimizer]
     sums_make_logs: bool
     in_order: bool
+
+    @property
+    def merges(self) -> Mapping[int, str]:
+        """Of the metric sums that are not added up over slices, by position: "max" or "min"."""
+        ...
 
     @property
     def as_gradient_step(self) -> GradientStep | None:

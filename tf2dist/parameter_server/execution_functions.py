@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf2dist.compat.strategy_internals import as_single_replica
+from tf2dist.execution.metric_merges import merge_all
 from tf2dist.execution.train_step_interface import GradientStep, TrainStep
 from tf2dist.input.batch_groups import group_signature, single_batches
 from tf2dist.input.data_adapter import BatchMaker
@@ -148,7 +149,7 @@ class ExecutionFunctions:
                 results = strategy.run(update, args=(batch,))
             if not together:
                 return [strategy.experimental_local_results(r)[0] for r in results], ahead
-            sums = [tf.add_n(strategy.experimental_local_results(r)) for r in results]
+            sums = merge_all(step.merges, list(zip(*map(strategy.experimental_local_results, results), strict=True)))
             with tf.control_dependencies(sums):
                 self._updates.add(1)
             return sums, ahead

@@ -11,7 +11,7 @@ call these functions in the same order. Under any other strategy there is one pe
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from tf2dist.runtime import session
 
 # Of which `CollectiveGatherV2` takes all, and GPUs can pad all: it takes int64 too, for which they have no `Pad`.
 _GATHERED = (tf.float16, tf.float32, tf.float64, tf.int32)
+_EXTREMES = {"max": tf.reduce_max, "min": tf.reduce_min}
 
 
 def peers(strategy: tf.distribute.Strategy) -> tuple[int, int]:
@@ -41,19 +42,24 @@ def peer_names(strategy: tf.distribute.Strategy) -> list[str]:
     return [f"chief {rank}" if rank < chiefs else f"worker {rank - chiefs}" for rank in range(count)]
 
 
-def all_reduce(strategy: tf.distribute.Strategy, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+def all_reduce(
+    strategy: tf.distribute.Strategy, tensors: Sequence[tf.Tensor], kinds: Mapping[int, str] | None = None
+) -> list[tf.Tensor]:
     """Sums tensors over all peers in one collective. Call it inside of a `tf.function`.
 
     Args:
       strategy: in its cross-replica context.
       tensors: of static shapes, summed as float64, in which counts stay exact; each is this peer's sum over its own
         replicas.
+      kinds: of the tensors of which not the sum is wanted, by position: "max" or "min" of all peers'.
 
     Returns:
       The sums, of the shapes and dtypes of `tensors`, the same in every peer.
     """
-    count, _ = peers(strategy)
-    flat = tf.concat([tf.reshape(tf.cast(t, tf.float64), [-1]) for t in tensors], 0)
+    count, rank = peers(strategy)
+    kinds = kinds or {}
+    sent = [_in_own_place(t, rank, count) if n in kinds else t for n, t in enumerate(tensors)]
+    flat = tf.concat([tf.reshape(tf.cast(t, tf.float64), [-1]) for t in sent], 0)
     flat /= strategy.num_replicas_in_sync // count  # each replica of a peer contributes the whole peer's sum
 
     def reduce(values: tf.Tensor) -> tf.Tensor:
@@ -61,10 +67,16 @@ def all_reduce(strategy: tf.distribute.Strategy, tensors: Sequence[tf.Tensor]) -
         return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, local)
 
     flat = strategy.experimental_local_results(strategy.run(reduce, args=(flat,)))[0]
-    pieces = tf.split(flat, [t.shape.num_elements() for t in tensors])
+    pieces = tf.split(flat, [t.shape.num_elements() for t in sent])
     # Sixths of a count do not always add up to it again, and a cast to integers cuts off.
-    pieces = [tf.round(p) if t.dtype.is_integer else p for p, t in zip(pieces, tensors, strict=True)]
-    return [tf.cast(tf.reshape(p, t.shape), t.dtype) for p, t in zip(pieces, tensors, strict=True)]
+    pieces = [tf.round(p) if t.dtype.is_integer else p for p, t in zip(pieces, sent, strict=True)]
+    sums = [tf.cast(tf.reshape(p, t.shape), t.dtype) for p, t in zip(pieces, sent, strict=True)]
+    return [_EXTREMES[kinds[n]](each, 0) if n in kinds else each for n, each in enumerate(sums)]
+
+
+def _in_own_place(tensor: tf.Tensor, rank: int, count: int) -> tf.Tensor:
+    """The tensor in this peer's row of [peers, ...], and zeros in those of the others."""
+    return tf.stack([tensor if n == rank else tf.zeros_like(tensor) for n in range(count)])
 
 
 def gather(strategy: tf.distribute.Strategy, rows: Any) -> tf.Tensor:

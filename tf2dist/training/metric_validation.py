@@ -25,6 +25,7 @@ from tf2dist.compat.model import (
 from tf2dist.errors import UsageError
 from tf2dist.execution.custom_step_with_sums import CustomStepWithSums
 from tf2dist.execution.custom_train_step import CustomTrainStep
+from tf2dist.execution.metric_merges import MetricMerges, merge, states_after_reset
 from tf2dist.training.loss_validation import computes_in_16_bits, output_spec
 from tf2dist.training.trial_rows import made_up
 
@@ -51,12 +52,14 @@ def check_metrics(model: keras.Model, spec) -> None:
         _, y, weight = keras.utils.unpack_x_y_sample_weight(tf.nest.map_structure(_zeros, spec))
         y_pred = tf.nest.map_structure(_zeros, output_spec(model, spec))
         compiled = compiled_metrics(model)
-        zeros = [np.zeros(v.shape, v.dtype) for v in compiled.variables]
-        brought = compiled.stateless_update_state(zeros, y, y_pred, weight)
+        merges = MetricMerges(compiled.metrics, compiled.variables)
+        begin = [t.numpy() for t in merges.begin()]
+        brought = [np.asarray(s) for s in compiled.stateless_update_state(begin, y, y_pred, weight)]
         for state in _STATES:
-            begun = [z + z.dtype.type(state) for z in zeros]
+            begun = merge(merges.kinds, begin, [np.full_like(s, state) for s in begin])
             after = compiled.stateless_update_state(begun, y, y_pred, weight)
-            apart = [not np.allclose(a, b + s) for a, b, s in zip(after, brought, begun, strict=True)]
+            expected = merge(merges.kinds, begun, brought)
+            apart = [not np.allclose(a, e) for a, e in zip(after, expected, strict=True)]
             for metric in metrics:
                 mine = {id(v) for v in metric.variables}
                 if any(wrong and id(v) in mine for wrong, v in zip(apart, compiled.variables, strict=True)):
@@ -65,10 +68,8 @@ def check_metrics(model: keras.Model, spec) -> None:
 
 def _check_begin_at_zero(metrics: Sequence[keras.metrics.Metric]) -> None:
     for metric in metrics:
-        # It may hold what an epoch has left, which is over when the next one or an evaluation begins.
-        with keras.StatelessScope([(v, keras.ops.ones(v.shape, v.dtype)) for v in metric.variables]) as scope:
-            metric.reset_state()
-        if any(np.any(keras.ops.convert_to_numpy(scope.get_current_value(v))) for v in metric.variables):
+        kinds = MetricMerges([metric]).kinds
+        if any(np.any(s) for n, s in enumerate(states_after_reset(metric)) if n not in kinds):
             raise UsageError(_no_sum_message(metric, "it does not begin at zero"))
 
 
@@ -97,6 +98,11 @@ def check_metrics_of_custom_step(step: CustomStepWithSums | CustomTrainStep, met
     """
     model, metrics = step.model, all_metrics(step.model)
     begin_at_zero = isinstance(step, CustomStepWithSums)
+    if not begin_at_zero and (merged := [m for m in metrics if MetricMerges([m]).kinds]):
+        raise UsageError(
+            f"{method} of {type(model).__name__} updates metrics in their variables, which several replicas add up, "
+            f"and metric {merged[0].name} ({type(merged[0]).__name__}) has state_merges"
+        )
     if begin_at_zero:
         _check_begin_at_zero([m for m in metrics if not is_of_keras(m)])
     variables = [v for m in metrics for v in m.variables]
@@ -114,7 +120,7 @@ def check_metrics_of_custom_step(step: CustomStepWithSums | CustomTrainStep, met
             return [t.numpy() for t in states]
 
         with captured_variables.restored(run, model.variables):  # a step may write to what Keras does not know
-            apart = _apart(variables, after)
+            apart = _apart(MetricMerges(metrics), after)
         of_zeros, again, *others = ([np.asarray(t, np.float64) for t in values] for values in logs)
         for number, name in enumerate(step.log_names):
             first, second, *rest = (np.nan_to_num(values[number]) for values in (of_zeros, again, *others))
@@ -132,19 +138,23 @@ def check_metrics_of_custom_step(step: CustomStepWithSums | CustomTrainStep, met
         )
 
 
-def _apart(variables: Sequence[keras.Variable], after: Callable[[list[tf.Tensor]], list[np.ndarray]]) -> set[int]:
+def _apart(merges: MetricMerges, after: Callable[[list[tf.Tensor]], list[np.ndarray]]) -> set[int]:
     """Returns ids of the variables whose increment, as `after` computes it, depends on their value before."""
 
     def begun(state: float) -> list[tf.Tensor]:
         # Another one in each, since the same one leaves their quotients as they are, where these are 1.
-        return [tf.cast(tf.fill(v.shape, state * (1.0 + n % 7)), v.dtype) for n, v in enumerate(variables)]
+        filled = [tf.cast(tf.fill(t.shape, state * (1.0 + n % 7)), t.dtype) for n, t in enumerate(merges.begin())]
+        return merge(merges.kinds, merges.begin(), filled)
 
-    brought, again, apart = after(begun(0.0)), after(begun(0.0)), set()
+    brought, again, apart = after(merges.begin()), after(merges.begin()), set()
     for state in _STATES:
         begin = begun(state)
-        for variable, was, value, first, second in zip(variables, begin, after(begin), brought, again, strict=True):
+        expected = merge(merges.kinds, [t.numpy() for t in begin], brought)
+        for variable, value, right, first, second in zip(
+            merges.variables, after(begin), expected, brought, again, strict=True
+        ):
             # Where random numbers without a seed bring something else each time, nothing is found out.
-            if np.allclose(first, second) and not np.allclose(value, first + was.numpy()):
+            if np.allclose(first, second) and not np.allclose(value, right):
                 apart.add(id(variable))
     return apart
 
@@ -164,7 +174,8 @@ def _depend_on_state(model: keras.Model, spec, metrics: Sequence[keras.metrics.M
                 model.compute_metrics(x, y, y_pred, sample_weight=weight)
             return [keras.ops.convert_to_numpy(scope.get_current_value(v)) for v in variables]
 
-    return set().union(*(_apart(variables, functools.partial(after, training=t)) for t in (True, False)))
+    merges = MetricMerges(metrics)
+    return set().union(*(_apart(merges, functools.partial(after, training=t)) for t in (True, False)))
 
 
 def check_metrics_of_slices(model: keras.Model, spec) -> None:
@@ -218,25 +229,26 @@ def _differ_on_slices(model: keras.Model, spec, draw: int) -> set[int]:
     compiled = compiled_metrics(model)
     _, y, weight = keras.utils.unpack_x_y_sample_weight(spec)
     rows = made_up((y, output_spec(model, spec), weight), _SIZES, draw)
-    zeros = [np.zeros(v.shape, v.dtype) for v in compiled.variables]
+    merges = MetricMerges(compiled.metrics, compiled.variables)
 
     def brought_by(part: slice, share: float) -> list[np.ndarray]:
         of_part = tf.nest.map_structure(lambda t: None if t is None else t[part], rows)
         with metrics_of_slice(tf.constant(share, tf.float32)):
-            return [keras.ops.convert_to_numpy(v) for v in compiled.stateless_update_state(zeros, *of_part)]
+            return [keras.ops.convert_to_numpy(v) for v in compiled.stateless_update_state(merges.begin(), *of_part)]
 
     close = functools.partial(np.allclose, rtol=2e-2 if computes_in_16_bits(model) else 1e-4, atol=1e-6)
     share = _CUT / len(_SIZES)
     whole, turned = brought_by(slice(None), 1.0), brought_by(slice(None, None, -1), 1.0)
     first, rest = brought_by(slice(_CUT), share), brought_by(slice(_CUT, None), 1 - share)
-    found = zip(compiled.variables, whole, turned, first, rest, strict=True)
-    return {id(v) for v, all_rows, again, a, b in found if close(all_rows, again) and not close(all_rows, a + b)}
+    found = zip(compiled.variables, whole, turned, merge(merges.kinds, first, rest), strict=True)
+    return {id(v) for v, all_rows, again, both in found if close(all_rows, again) and not close(all_rows, both)}
 
 
 def _no_sum_message(metric: keras.metrics.Metric, why: str) -> str:
     return (
         f"the state of metric {metric.name} ({type(metric).__name__}) does not add up: {why}; replicas and workers "
-        "each see a part of the data, so a metric must sum over it (keep sums and counts, and combine them in result)"
+        "each see a part of the data, so a metric must sum over it (keep sums and counts, and combine them in result), "
+        'or have an attribute state_merges that says "max" or "min" for the name of a variable'
     )
 
 
