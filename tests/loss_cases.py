@@ -65,6 +65,19 @@ def scaled_masks(**kwargs):
     return model
 
 
+def one_number_of_words():
+    """A loss that is one number for a batch, which no mask changes."""
+    model = keras.Sequential([keras.Input((LENGTH,), dtype="int32"), _embedding(), layers.Dense(3)])
+    return _compiled(model, lambda y, y_pred: ops.mean(ops.log1p(ops.square(ops.expand_dims(y, -1) - y_pred))))
+
+
+def half_blank_data():
+    """Of the first half of each batch, which is one slice, all words are masked."""
+    x = np.where((np.arange(ROWS) % BATCH < BATCH // 2)[:, np.newaxis], 0, words())
+    x[-1] = 1  # the last batch is one row
+    return x, (x % 3).astype(np.float32)
+
+
 def masks_data():
     x = words()
     return x, x % 3
@@ -369,6 +382,7 @@ CASES = {
     "masks": (masks, masks_data),
     "weighted masks": (masks, weighted_masks_data),
     "everything, XLA": (lambda: everything(jit_compile=True), everything_data),
+    "one number, a blank slice": (one_number_of_words, half_blank_data),
     "scaled masks": (scaled_masks, masks_data),
     "scaled masks, XLA": (lambda: scaled_masks(jit_compile=True), masks_data),
     "masks, XLA": (lambda: masks(jit_compile=True), masks_data),  # replicas meet when XLA has computed, not before

@@ -17,7 +17,7 @@ QUICK = ("everything", "Dice", "synchronized", "masked mean with sample weight")
 ON_TWO = (
     *(*loss_cases.FEW, "own Loss", "Dice", "own compute_loss", "added values of examples", "added twice"),
     *("ignored class", "trained table", "synchronized, masked", "unreduced", "Circle, weighted", "masks, XLA"),
-    *("masked mean with sample weight", "table of two, XLA", "everything, XLA"),
+    *("masked mean with sample weight", "table of two, XLA", "everything, XLA", "one number, a blank slice"),
     "scaled masks, XLA",
 )
 REPLICAS = {"mirrored 2": ("mirrored", 2), "mirrored 3": ("mirrored", 3), "central": ("central", 2)}
@@ -56,6 +56,7 @@ LAYOUTS = {
 }
 IN_CLUSTERS = (
     *loss_cases.FEW,
+    "one number, a blank slice",
     "scaled masks",
     "weighted masks",
     "ignored class",

@@ -177,6 +177,8 @@ def _reduce_weighted_values(values, sample_weight=None, mask=None, reduction="su
         return as_mean_of_slice(total) if total.shape.rank == 0 else total
     if not values.shape.rank and not weighted and sample_weight is None:
         return values  # Keras leaves it as it is
+    if not values.shape.rank and sample_weight is None and (slice_.exchanges or slice_.tape is not None):
+        return _where_any_counts(values, mask)
     if not weighted or not values.shape.rank:
         return reduce(values, sample_weight, mask, reduction, dtype)
     with _only_this_slice():
@@ -191,6 +193,17 @@ def _reduce_weighted_values(values, sample_weight=None, mask=None, reduction="su
     slice_.tape.watch(constant)
     slice_.other_means.append(OtherMean(value, constant, tf.where(slice_.weight > 0, weight, tf.zeros_like(weight))))
     return constant
+
+
+def _where_any_counts(value: tf.Tensor, mask) -> tf.Tensor:
+    """One number for a slice, as it counts where not all of the global batch is masked; then Keras has 0.
+
+    Slices that cannot exchange anything do not know of each other: a global batch of which all is masked counts there.
+    """
+    assert _here.slice is not None
+    if not _here.slice.exchanges:
+        return value
+    return tf.where(sum_over_slices(tf.reduce_sum(tf.cast(mask, value.dtype))) > 0, value, tf.zeros_like(value))
 
 
 def _weight_of_mean(values, sample_weight, mask, reduction, dtype) -> tf.Tensor:
