@@ -151,6 +151,61 @@ class Extremes(keras.metrics.Metric):
         return {"largest": 1.0 * self.largest, "smallest": 1.0 * self.smallest, "rows": 1.0 * self.rows}
 
 
+class FromZero(keras.metrics.Metric):
+    """Largest numbers that begin at zero, a float and an integer."""
+
+    state_merges = types.MappingProxyType({"value": "max", "whole": "max"})
+
+    def __init__(self, name="from_zero"):
+        super().__init__(name=name)
+        self.value = self.add_weight(name="value", initializer="zeros")
+        self.whole = self.add_weight(name="whole", initializer="zeros", dtype="int32")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        largest = ops.max(ops.abs(y_pred - y_true))
+        self.value.assign(ops.maximum(self.value, largest))
+        self.whole.assign(ops.maximum(self.whole, ops.cast(100 * largest, "int32")))
+
+    def result(self):
+        return {"value": 1.0 * self.value, "whole": 1 * self.whole}
+
+
+class OneInAnother(keras.metrics.Metric):
+    """What the metrics in it say, they say of themselves."""
+
+    def __init__(self, name="outer"):
+        super().__init__(name=name)
+        self.inner = FromZero()
+        self.value = self.add_weight(name="value", initializer="zeros")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.inner.update_state(y_true, y_pred)
+        self.value.assign_add(ops.sum(y_pred))
+
+    def result(self):
+        return {"summed": 1.0 * self.value, "largest": 1.0 * self.inner.value}
+
+
+class BestSoFar(keras.metrics.Metric):
+    """Its state is a largest one, but not that of what each batch brings."""
+
+    state_merges = types.MappingProxyType({"best": "max"})
+
+    def __init__(self, name="best"):
+        super().__init__(name=name)
+        self.total = self.add_weight(name="total", initializer="zeros")
+        self.rows = self.add_weight(name="rows", initializer="zeros")
+        self.best = self.add_weight(name="best", initializer="zeros")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.total.assign_add(ops.sum(ops.abs(y_true - y_pred)))
+        self.rows.assign_add(ops.cast(ops.shape(y_pred)[0], "float32"))
+        self.best.assign(ops.maximum(self.best, self.total / self.rows))
+
+    def result(self):
+        return 1.0 * self.best
+
+
 class MeasuresExtremes(layers.Layer):
     def __init__(self):
         super().__init__()
@@ -161,8 +216,29 @@ class MeasuresExtremes(layers.Layer):
         return inputs
 
 
-class ExtremesInStep(keras.Model):
-    """A step of its own, and a metric in it."""
+class MeasuresInStep(keras.Model):
+    """A step of its own, with the metrics of `compile`."""
+
+    def train_step(self, batch):
+        x, y = batch
+        with tf.GradientTape() as tape:
+            outputs = self(x, training=True)
+            loss = self.compute_loss(x, y, outputs)
+        self.optimizer.apply(tape.gradient(loss, [v.value for v in self.trainable_variables]), self.trainable_variables)
+        return self.measure(loss, x, y, outputs)
+
+    def test_step(self, batch):
+        x, y = batch
+        outputs = self(x, training=False)
+        return self.measure(self.compute_loss(x, y, outputs, training=False), x, y, outputs)
+
+    def measure(self, loss, x, y, outputs):
+        self._loss_tracker.update_state(loss, sample_weight=ops.shape(x)[0])
+        return self.compute_metrics(x, y, outputs)
+
+
+class ExtremesInStep(MeasuresInStep):
+    """The same, with a metric of the model's own."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -172,20 +248,7 @@ class ExtremesInStep(keras.Model):
     def metrics(self):
         return [self._loss_tracker, self.extremes]
 
-    def train_step(self, batch):
-        x, y = batch
-        with tf.GradientTape() as tape:
-            outputs = self(x, training=True)
-            loss = self.compute_loss(x, y, outputs)
-        self.optimizer.apply(tape.gradient(loss, [v.value for v in self.trainable_variables]), self.trainable_variables)
-        return self._measure(loss, x, y, outputs)
-
-    def test_step(self, batch):
-        x, y = batch
-        outputs = self(x, training=False)
-        return self._measure(self.compute_loss(x, y, outputs, training=False), x, y, outputs)
-
-    def _measure(self, loss, x, y, outputs):
+    def measure(self, loss, x, y, outputs):
         self._loss_tracker.update_state(loss, sample_weight=ops.shape(x)[0])
         self.extremes.update_state(y, outputs)
         return self.get_metrics_result()
@@ -272,6 +335,10 @@ CASES = {
     "extremes, one row left": lambda: _compiled(_net(), metrics=["mae", Extremes()]),
     "extremes in a layer": lambda: _compiled(_net(MeasuresExtremes())),
     "extremes in the step": lambda: _compiled(_net(kind=ExtremesInStep)),
+    "compiled extremes in the step": lambda: _compiled(_net(kind=MeasuresInStep), metrics=[Extremes()]),
+    "extremes beside an own state": lambda: _compiled(_net(OwnState()), metrics=[Extremes()]),
+    "largest from zero": lambda: _compiled(_net(), metrics=[FromZero(), OneInAnother()]),
+    "best so far": lambda: _compiled(_net(), metrics=[BestSoFar()]),
 }
 _SIZES = {"stateful": 2, "extremes, one row left": 3}  # of batches
 # On several replicas.
@@ -281,6 +348,7 @@ REFUSED = {
         (
             "sum while training", "balance while training", "operations between rows", "Lambda between rows",
             "Softmax between rows", "activation between rows", "last but one axis", "own state", "measured in a layer",
+            "extremes beside an own state",
         ),
         _NOT_MADE_OF_PARTS,
     ),
@@ -291,6 +359,8 @@ REFUSED = {
     "metric of columns": "the value of metric cosine_similarity for a batch is not the mean",
     "stateful": "was made with stateful=True",
     ("extremes in the step", "mirrored"): "updates metrics in their variables, which several replicas add up",
+    ("compiled extremes in the step", "mirrored"): "updates metrics in their variables, which several replicas add up",
+    "best so far": "does not add up: what a batch brings depends on what came before",
 }  # fmt: skip
 
 

@@ -52,9 +52,9 @@ def test_in_jobs(tf, tmp_path, layout):
     processes = [*(["--ps=1"] if layout in ("ps", "sync") else []), f"--workers={workers}"]
     names = {
         "multiworker": ["sum while training", "own state", "rank 1"],
-        "ps": ["stateful", "learning rate", "extremes in the step"],
+        "ps": ["stateful", "learning rate", "extremes in the step", "compiled extremes in the step"],
         "sync": ["extremes, one row left"],
-    }[layout] + ["extremes", "extremes in a layer"]
+    }[layout] + ["extremes", "extremes in a layer", "largest from zero"]
     run_program(processes, "own_parts", layout, tmp_path / "out", *names)
     for name, found in own_parts.read(tmp_path / "out").items():
         if layout == "multiworker" and name in ("own state", "sum while training"):
@@ -231,16 +231,25 @@ def test_a_model_of_very_many_weights_is_not_tried(tf, monkeypatch, caplog):
 @pytest.mark.parametrize(
     ("merges", "why"),
     [
-        ({"largets": "max"}, "names 'largets', and its variables are largest, rows, smallest"),
+        ({"largets": "max"}, "names 'largets', and its variables are largest, rows, seen, smallest"),
         ({"largest": "mean"}, 'it must say "sum", "max" or "min" for names of its variables'),
         ("max", 'it must say "sum", "max" or "min" for names of its variables'),
         ({"largest": "min", "smallest": "min"}, "does not add up: what a batch brings depends on what came before"),
         ({"largest": "max"}, "does not add up: it does not begin at zero"),
+        ({"seen": "max"}, "'seen' of dtype bool: use float64 or int32"),
     ],
 )
 def test_what_a_metric_says_of_itself_is_tried(tf, merges, why):
     class Wrong(Extremes):
         state_merges = merges
+
+        def __init__(self):
+            super().__init__()
+            self.seen = self.add_weight(name="seen", initializer="zeros", dtype="bool")
+
+        def reset_state(self):
+            super().reset_state()
+            self.seen.assign(False)
 
     model, (x, y) = on_two_replicas(layers.Dense(1), metrics=[Wrong()]), data()
     with pytest.raises(ValueError, match=why):

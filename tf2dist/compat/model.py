@@ -213,6 +213,17 @@ def all_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
     return list({id(metric): metric for metric in found}.values())
 
 
+def single_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
+    """As `all_metrics`, with those of `compile` one by one, whose variables come in the same order."""
+    compiled = model._compile_metrics
+    return [m for metric in all_metrics(model) for m in (metric.metrics if metric is compiled else [metric])]
+
+
+def parts_of_metric(metric: keras.metrics.Metric) -> tuple[list[keras.Variable], list[keras.metrics.Metric]]:
+    """The variables of a metric without those of metrics in it, and these metrics."""
+    return list(metric._variables), list(metric._metrics)
+
+
 def layer_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
     """Metrics that layers update by themselves while the model is called."""
     known = [model._loss_tracker, model._compile_metrics, *output_loss_metrics(model)]

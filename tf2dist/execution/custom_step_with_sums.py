@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf2dist.compat import global_batch_custom_step
-from tf2dist.compat.model import all_metrics, flat_results
+from tf2dist.compat.model import flat_results, single_metrics
 from tf2dist.compat.stateless_scope import HeldBackScope
 from tf2dist.execution.custom_train_step import check_log_shapes, check_logs, logs_of, trace_step, values_of
 from tf2dist.execution.flat_logs import as_logs
@@ -55,7 +55,7 @@ class CustomStepWithSums:
         logs = flat_results(traced.logs)
         self._log_names, self._metric_results, self.optimizers = list(logs), traced.results, traced.optimizers
         self._log_shapes = [tf.TensorShape(getattr(value, "shape", ())) for value in logs.values()]
-        self._metric_merges = MetricMerges(all_metrics(self.model))
+        self._metric_merges = MetricMerges(single_metrics(self.model))
         self._logs_are_metrics = set(logs) == set(flat_results(self.model.get_metrics_result()))
         self.in_order = any(map(self.is_last_value, logs))
         check_log_shapes(self.model, method, logs, join=True)

@@ -65,10 +65,9 @@ class KerasTrainStep:
         self._forward_metrics = self._output_losses + keras_model.layer_metrics(model)
         self._states_of_losses = sum(len(m.variables) for m in self._output_losses)
         self._compiled_metrics = keras_model.compiled_metrics(model)
-        compiled = [] if self._compiled_metrics is None else [self._compiled_metrics]
-        self._metric_variables = [v for m in [*self._forward_metrics, *compiled] for v in m.variables]
-        inner = [m for each in compiled for m in each.metrics]
-        self._merges = MetricMerges([*self._forward_metrics, *inner], self._metric_variables)
+        compiled = [] if self._compiled_metrics is None else self._compiled_metrics.metrics
+        self._merges = MetricMerges([*self._forward_metrics, *compiled])
+        self._metric_variables = self._merges.variables
         self._jit_step = None
         if (model.jit_compile is True) if jit is None else jit:
             # XLA compiles what one replica computes; the exchange between replicas and the update stay outside of it.

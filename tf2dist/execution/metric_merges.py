@@ -10,9 +10,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf2dist.compat.model import parts_of_metric
 from tf2dist.errors import UsageError
 
 _ATTRIBUTE = "state_merges"
+_TOO_WIDE = ("int64", "uint64", "bool")  # for what is added up in float64 elsewhere, and for a maximum
 _MERGES = {"max": (np.maximum, tf.maximum), "min": (np.minimum, tf.minimum)}
 
 
@@ -21,24 +23,18 @@ class MetricMerges:
 
     States are added up, and begin at zero, but where a metric has an attribute `state_merges`, a dictionary from names
     of its variables to "max", "min" or "sum": then the state is the largest or the smallest, and begins as
-    `reset_state` leaves it.
-
-    Args:
-      metrics: whose variables come first, in this order.
-      variables: if given, the order of the variables.
+    `reset_state` leaves it. A metric in another one says so itself.
 
     Attributes:
-      variables: of all metrics.
+      variables: of all metrics, in their order.
       kinds: of the variables that are not added up, by position: "max" or "min".
 
     Raises:
-      UsageError: a `state_merges` is no such dictionary, or a metric has no such variable.
+      UsageError: a `state_merges` is no such dictionary, or a metric has no such variable, or one of 64-bit integers.
     """
 
-    def __init__(
-        self, metrics: Sequence[keras.metrics.Metric], variables: Sequence[keras.Variable] | None = None
-    ) -> None:
-        self.variables = [v for m in metrics for v in m.variables] if variables is None else [*variables]
+    def __init__(self, metrics: Sequence[keras.metrics.Metric]) -> None:
+        self.variables = [v for m in metrics for v in m.variables]
         kinds: dict[int, str] = {}
         self._beginnings: dict[int, np.ndarray] = {}  # by id of the variable
         for metric in metrics:
@@ -73,21 +69,28 @@ def _merged(kind: str | None, a, b):
     if kind is None:
         return a + b
     for_arrays, for_tensors = _MERGES[kind]
-    return for_arrays(a, b) if isinstance(a, np.ndarray) else for_tensors(a, b)
+    return for_arrays(a, b) if isinstance(a, (np.ndarray, np.generic)) else for_tensors(a, b)
 
 
 def _kinds(metric: keras.metrics.Metric) -> dict[int, str]:
-    """Of the variables that the metric says are not added up, "max" or "min", by id."""
+    """Of the variables that the metric, and those in it, say are not added up, "max" or "min", by id."""
+    variables, inner = parts_of_metric(metric)
+    found = {key: kind for each in inner for key, kind in _kinds(each).items()}
     declared = getattr(metric, _ATTRIBUTE, None)
     if not declared:
-        return {}
+        return found
     who = f"{_ATTRIBUTE} of metric {metric.name} ({type(metric).__name__})"
     if not isinstance(declared, Mapping) or any(kind not in ("sum", *_MERGES) for kind in declared.values()):
         raise UsageError(f'{who} is {declared!r}: it must say "sum", "max" or "min" for names of its variables')
-    names = {v.name for v in metric.variables}
+    names = {v.name for v in variables}
     if unknown := [name for name in declared if name not in names]:
         raise UsageError(f"{who} names {unknown[0]!r}, and its variables are {', '.join(sorted(names)) or 'none'}")
-    return {id(v): declared[v.name] for v in metric.variables if declared.get(v.name, "sum") != "sum"}
+    for variable in variables:
+        if (kind := declared.get(variable.name, "sum")) != "sum":
+            if keras.backend.standardize_dtype(variable.dtype) in _TOO_WIDE:
+                raise UsageError(f"{who} names {variable.name!r} of dtype {variable.dtype}: use float64 or int32")
+            found[id(variable)] = kind
+    return found
 
 
 def states_after_reset(metric: keras.metrics.Metric) -> list[np.ndarray]:

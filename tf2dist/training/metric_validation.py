@@ -21,6 +21,7 @@ from tf2dist.compat.model import (
     is_of_keras,
     layer_metrics,
     overrides_compute_metrics,
+    single_metrics,
 )
 from tf2dist.errors import UsageError
 from tf2dist.execution.custom_step_with_sums import CustomStepWithSums
@@ -52,7 +53,7 @@ def check_metrics(model: keras.Model, spec) -> None:
         _, y, weight = keras.utils.unpack_x_y_sample_weight(tf.nest.map_structure(_zeros, spec))
         y_pred = tf.nest.map_structure(_zeros, output_spec(model, spec))
         compiled = compiled_metrics(model)
-        merges = MetricMerges(compiled.metrics, compiled.variables)
+        merges = MetricMerges(compiled.metrics)
         begin = [t.numpy() for t in merges.begin()]
         brought = [np.asarray(s) for s in compiled.stateless_update_state(begin, y, y_pred, weight)]
         for state in _STATES:
@@ -64,6 +65,35 @@ def check_metrics(model: keras.Model, spec) -> None:
                 mine = {id(v) for v in metric.variables}
                 if any(wrong and id(v) in mine for wrong, v in zip(apart, compiled.variables, strict=True)):
                     raise UsageError(_no_sum_message(metric, _DEPENDS))
+    _check_what_is_said(model, spec, [m for m in metrics if MetricMerges([m]).kinds])
+
+
+def _check_what_is_said(model: keras.Model, spec, metrics: list[keras.metrics.Metric]) -> None:
+    """Raises ValueError for metrics of `compile` with `state_merges` to which two batches bring something else."""
+    apart: set[int] = set()
+    for draw in range(_DRAWS if metrics else 0):
+        with tf.device("/cpu:0"), contextlib.suppress(Exception), _failing_alone(metrics):
+            apart |= _differ_on_batches(model, spec, draw)
+    for metric in metrics:
+        if apart & {id(v) for v in metric.variables}:
+            raise UsageError(_no_sum_message(metric, _DEPENDS))
+
+
+def _differ_on_batches(model: keras.Model, spec, draw: int) -> set[int]:
+    """Ids of variables of metrics that two batches do not bring to what they bring them to apart, merged."""
+    compiled = compiled_metrics(model)
+    assert compiled is not None
+    _, y, weight = keras.utils.unpack_x_y_sample_weight(spec)
+    first, second = (made_up((y, output_spec(model, spec), weight), _SIZES, 2 * draw + n) for n in (0, 1))
+    merges = MetricMerges(compiled.metrics)
+    to_arrays = lambda states: [keras.ops.convert_to_numpy(s) for s in states]  # noqa: E731
+    alone, again, other = (
+        to_arrays(compiled.stateless_update_state(merges.begin(), *b)) for b in (first, first, second)
+    )
+    both = to_arrays(compiled.stateless_update_state(alone, *second))
+    close = functools.partial(np.allclose, rtol=1e-3, atol=1e-5, equal_nan=True)
+    found = zip(merges.variables, alone, again, both, merge(merges.kinds, alone, other), strict=True)
+    return {id(v) for v, a, b, one, another in found if close(a, b) and not close(one, another)}
 
 
 def _check_begin_at_zero(metrics: Sequence[keras.metrics.Metric]) -> None:
@@ -96,7 +126,7 @@ def check_metrics_of_custom_step(step: CustomStepWithSums | CustomTrainStep, met
     Args:
       method: the name of the step: "train_step" or "test_step".
     """
-    model, metrics = step.model, all_metrics(step.model)
+    model, metrics = step.model, single_metrics(step.model)
     begin_at_zero = isinstance(step, CustomStepWithSums)
     if not begin_at_zero and (merged := [m for m in metrics if MetricMerges([m]).kinds]):
         raise UsageError(
@@ -229,7 +259,7 @@ def _differ_on_slices(model: keras.Model, spec, draw: int) -> set[int]:
     compiled = compiled_metrics(model)
     _, y, weight = keras.utils.unpack_x_y_sample_weight(spec)
     rows = made_up((y, output_spec(model, spec), weight), _SIZES, draw)
-    merges = MetricMerges(compiled.metrics, compiled.variables)
+    merges = MetricMerges(compiled.metrics)
 
     def brought_by(part: slice, share: float) -> list[np.ndarray]:
         of_part = tf.nest.map_structure(lambda t: None if t is None else t[part], rows)

@@ -16,7 +16,7 @@ import functools
 import itertools
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -31,6 +31,7 @@ from tf2dist.errors import TrainingError
 from tf2dist.execution.custom_step_with_sums import CustomStepWithSums
 from tf2dist.execution.custom_train_step import CustomTrainStep
 from tf2dist.execution.keras_train_step import KerasTrainStep
+from tf2dist.execution.metric_merges import merge
 from tf2dist.input.batch_slicing import ReplicaSlices, slice_bounds
 from tf2dist.runtime import collectives, devices
 from tf2dist.training.loss_validation import computes_in_16_bits
@@ -128,6 +129,7 @@ class _TriedStep(Protocol):
     Attributes:
       log_names: of the values that an update returns behind the first one.
       metric_paths: of those behind these.
+      merges: as of `TrainStep`.
     """
 
     model: keras.Model
@@ -137,6 +139,9 @@ class _TriedStep(Protocol):
 
     @property
     def metric_paths(self) -> Sequence[str]: ...
+
+    @property
+    def merges(self) -> Mapping[int, str]: ...
 
     def update(self, batch: Any, slice_weight: tf.Tensor) -> list[tf.Tensor]: ...
 
@@ -159,6 +164,10 @@ class _KerasStep:
     @property
     def metric_paths(self) -> Sequence[str]:
         return ["the loss", *self._step.metric_paths]
+
+    @property
+    def merges(self) -> Mapping[int, str]:
+        return self._step.merges
 
     def is_last_value(self, name: str) -> bool:
         return True
@@ -278,7 +287,9 @@ class _Trial:
             again = self._outcome(self._whole, before, first_alone=True)
             cut = self._outcome(self._cut, before, first_alone=False)
         same, again = self._of_first_peer(whole), self._of_first_peer(again)
-        is_finite = all(np.isfinite(a).all() for a in [*same.gradients[0], *(c[0] for c in same.copies), *same.totals])
+        # A state that is a largest or smallest number may begin with an infinite one.
+        totals = [total for n, total in enumerate(same.totals) if n not in self._step.merges]
+        is_finite = all(np.isfinite(a).all() for a in [*same.gradients[0], *(c[0] for c in same.copies), *totals])
         known = is_finite and not self._difference(same, again, before, 0.1, first_alone=True)
         found = self._difference(same, cut, before, 1.0, first_alone=False)
         # All peers must come to the same verdict.
@@ -328,7 +339,8 @@ class _Trial:
                 for part, value in zip(parts, values, strict=True):
                     part.assign(value)
         results = self._function(self._slices.map(make_slice))
-        values = [np.sum([np.asarray(t, np.float64) for t in r], 0) for r in results[: self._values]]
+        values = [[np.asarray(t, np.float64) for t in each] for each in zip(*results[: self._values], strict=True)]
+        values = functools.reduce(functools.partial(merge, self._step.merges), values)
         gradients = [[np.asarray(t, np.float64) for t in each] for each in zip(*results[self._values :], strict=True)]
         copies = self._copies()
         sums = [self._total(v, c, first_alone) for (_, v, _), c in zip(self._known, copies, strict=True) if _is_sum(v)]
@@ -345,7 +357,8 @@ class _Trial:
     def _over_peers(self, values: Sequence[np.ndarray]) -> list[np.ndarray]:
         if self._peers == 1:
             return list(values)
-        sums = tf.function(lambda *tensors: collectives.all_reduce(self._strategy, tensors), autograph=False)
+        reduce = functools.partial(collectives.all_reduce, self._strategy, kinds=self._step.merges)
+        sums = tf.function(lambda *tensors: reduce(tensors), autograph=False)
         return [np.array(t) for t in sums(*(tf.constant(v) for v in values))]
 
     def _of_first_peer(self, outcome: _Outcome) -> _Outcome:
@@ -417,8 +430,10 @@ def _largest(array) -> float:
 
 
 def _close(a, b, tolerated: float) -> bool:
+    a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
     with np.errstate(invalid="ignore"):  # of infinite numbers
-        return _largest(np.asarray(a, np.float64) - np.asarray(b, np.float64)) <= tolerated
+        apart = np.where(a == b, 0.0, np.abs(a - b))
+    return bool(np.all(np.isfinite(apart) & (apart <= tolerated)))
 
 
 def _is_sum(variable) -> bool:
