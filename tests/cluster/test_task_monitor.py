@@ -422,6 +422,38 @@ class TestFollow:
         assert told.result(DEADLINE) == "worker 0 at worker0:2222 says that the job was asked to stop"
         follow.end()
 
+    def test_tells_the_leader_that_it_stands_still(self, connect, ended):
+        line, other = connect("worker", 0)
+        follow = FollowerMonitor(line, ended.set_result)
+        telling = background(follow.tell_of_stall, DEADLINE)
+        assert other.next() == "stalled"
+        assert stays(telling)
+        other.say("ask")
+        assert telling.result(DEADLINE)
+        assert other.next() == "state 0 0 0 0"
+        other.say("done")
+        follow.end()
+
+    def test_a_leader_that_has_asked_a_moment_before(self, connect, ended):
+        """It stalled at the same moment, decides by that answer, and does not ask again."""
+        line, other = connect("worker", 0)
+        follow = FollowerMonitor(line, ended.set_result)
+        other.say("ask")
+        assert other.next() == "state 0 0 0 0"
+        assert follow.tell_of_stall(DEADLINE)
+        other.say("done")
+        follow.end()
+
+    def test_a_leader_that_was_stopped_since(self, connect, ended):
+        line, other = connect("worker", 0)
+        follow = FollowerMonitor(line, ended.set_result)
+        other.say("ask")
+        assert other.next() == "state 0 0 0 0"
+        time.sleep(0.2)
+        assert not follow.tell_of_stall(0.1)
+        other.say("done")
+        follow.end()
+
     def test_ends_when_the_leader_has(self, connect, ended):
         line, other = connect("worker", 0)
         follow = FollowerMonitor(line, ended.set_result)

@@ -87,6 +87,43 @@ def test_a_trace_moves(watched):
 
 
 @pytest.mark.slow
+def test_a_trace_of_slow_layers_moves(watched):
+    """Each of them stays where it is for a part of the limit."""
+    progress, ended = watched()
+
+    def traced():
+        for line in range(4):
+            below(line)
+        return "moved" if stays(ended, 0.1) else "ended"
+
+    def below(depth):
+        below(depth - 1) if depth else time.sleep(0.6 * LIMIT)
+
+    with progress.call():
+        progress.made()
+        assert tf.function(lambda: tf.constant(traced()))().numpy() == b"moved"
+
+
+@pytest.mark.slow
+def test_a_trace_that_comes_back_to_its_places_stands_still(watched):
+    progress, ended = watched()
+
+    def traced():
+        number = 0
+        while not ended.done():
+            number += 1
+            below(number % 3)
+        return ended.result()
+
+    def below(depth):
+        below(depth - 1) if depth else time.sleep(0.2 * LIMIT)
+
+    with progress.call():
+        progress.made()
+        assert b"no step" in tf.function(lambda: tf.constant(traced()))().numpy()
+
+
+@pytest.mark.slow
 def test_a_trace_that_stays_where_it_is_while_other_threads_move(watched):
     progress, ended = watched()
     over = threading.Event()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -305,7 +306,8 @@ class FollowerMonitor:
     ) -> None:
         self._connection = connection
         self._progress = progress or Progress()
-        self._asked = threading.Event()
+        self._last_asked = -math.inf  # monotonic
+        self._asked = threading.Condition()  # of _last_asked
         self._on_fatal_loss = on_fatal_loss
         self._on_preempted = on_preempted
         self.calls = PeerCalls(self._end_for, lambda call: connection.send(f"raised {call}"))
@@ -339,10 +341,14 @@ class FollowerMonitor:
         return self._connection
 
     def tell_of_stall(self, limit: float) -> bool:
-        """Tells the first peer that this one makes no step; returns whether it has asked within `limit` seconds."""
-        self._asked.clear()
+        """Tells the first peer that this one makes no step; returns whether it asks, or has asked, in `limit` seconds.
+
+        Peers stall together, so it may have asked a moment before, and end the job without asking again.
+        """
         self._connection.send("stalled")
-        return self._asked.wait(limit)
+        since = time.monotonic() - limit
+        with self._asked:
+            return self._asked.wait_for(lambda: self._last_asked >= since, limit)
 
     def end(self, status: int = 0) -> int:
         """Tells the first peer that this one has finished its loop, and waits until all have: they exit together.
@@ -364,7 +370,9 @@ class FollowerMonitor:
             expected = "done", "bye", "raised", "preempt", "ask", "stacks"
             while (message := self._connection.receive(*expected).partition(" "))[0] != "done":
                 if message[0] in ("ask", "stacks"):
-                    self._asked.set()
+                    with self._asked:
+                        self._last_asked = time.monotonic()
+                        self._asked.notify_all()
                     answer(self._connection, message[0], self._progress)
                 elif message[0] == "preempt":
                     self._on_preempted(f"{self._connection} says that the job was asked to stop")

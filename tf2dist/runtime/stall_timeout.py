@@ -23,9 +23,9 @@ _LEADER_SECONDS = 15.0  # for the leader to ask, after a peer has told it
 class StallWatch:
     """A thread that counts the seconds in which this process makes no step while a call is to make some.
 
-    Seconds in which the process was stopped are not counted, nor are those in which functions are traced,
-    as long as the threads are in other places at each look. A peer that does not lead tells the one that does, which
-    asks all of them; if one has made a step meanwhile, nothing stands still.
+    Seconds in which the process was stopped are not counted, nor are those in which functions are traced, as long as
+    the threads come to places where they were not before, or are in other places at each look. A peer that does not
+    lead tells the one that does, which asks all of them; if one has made a step meanwhile, nothing stands still.
 
     Args:
       limit: seconds.
@@ -52,13 +52,18 @@ class StallWatch:
     def _watch(self) -> None:
         look = min(1.0, self._limit / _LOOKS)
         waited, count = 0.0, self._progress.count
-        places: deque[int | None] = deque(maxlen=3)  # one that only wakes up now and then comes back to its place
+        # One that only wakes up now and then comes back to its places.
+        places: deque[int | None] = deque(maxlen=3)
+        seen: set[int | None] = {None}  # since the last step
         while True:
-            told = self._told.wait(look)
-            self._told.clear()
+            if told := self._told.wait(look):
+                self._told.clear()  # only what was seen: a peer may tell it at any time
             waited += look
-            places.append(places_within(traces))
-            if None not in places and len({*places}) == places.maxlen:
+            if self._progress.count != count:
+                seen = {None}
+            places.append(place := places_within(traces))
+            if place not in seen or (None not in places and len({*places}) == places.maxlen):
+                seen.add(place)
                 self._progress.moves()
             if isinstance(self._monitor, LeaderMonitor) and self._monitor.waits_for_workers:  # which has a limit
                 self._progress.moves()

@@ -33,7 +33,7 @@ from tf2dist.execution.custom_train_step import CustomTrainStep
 from tf2dist.execution.keras_train_step import KerasTrainStep
 from tf2dist.execution.metric_merges import merge
 from tf2dist.input.batch_slicing import ReplicaSlices, slice_bounds
-from tf2dist.runtime import collectives, devices
+from tf2dist.runtime import collectives, devices, session
 from tf2dist.training.loss_validation import computes_in_16_bits
 from tf2dist.training.trial_rows import made_up
 
@@ -238,6 +238,8 @@ class _Trial:
         self._small = 1e-2 if computes_in_16_bits(self._model) else 1e-5
         with _synchronized(self._model), _without_dropout(self._model):
             self._function = self._traced(step.update if method == "train_step" else step.evaluate)
+        self._progress = session.current().progress
+        self._progress.moves()
         held = {id(handle) for handle in self._function.captured_inputs}
         left_out = {id(v.value) for v in only_read}
         known = [(path, v, strategy.experimental_local_results(v)) for path, v in _variables(self._model).items()]
@@ -311,9 +313,11 @@ class _Trial:
             function = self._step.alone(spec)
         else:
             function = custom_step_trace.without_others(self._model, getattr(self._model, self._method), spec)
+        self._progress.moves()
         with captured_variables.restored(function):
             for rows in batches:
                 function(rows)
+                self._progress.moves()
 
     def _whole(self, rank: int):
         rows = self._rows if rank == 0 else 1
@@ -339,6 +343,7 @@ class _Trial:
                 for part, value in zip(parts, values, strict=True):
                     part.assign(value)
         results = self._function(self._slices.map(make_slice))
+        self._progress.moves()
         values = [[np.asarray(t, np.float64) for t in each] for each in zip(*results[: self._values], strict=True)]
         values = functools.reduce(functools.partial(merge, self._step.merges), values)
         gradients = [[np.asarray(t, np.float64) for t in each] for each in zip(*results[self._values :], strict=True)]
