@@ -4,6 +4,7 @@ import glob
 import os
 import pathlib
 import signal
+import zlib
 
 # What a shell without job control starts in the background ignores interrupts, what `nohup` starts ignores the end of
 # its terminal, and so does what the tests start then.
@@ -38,8 +39,21 @@ def _waits(path):
     return path.stem in _WAITING
 
 
-def pytest_collection_modifyitems(items):
+def pytest_addoption(parser):
+    parser.addoption("--part", default="0/1", help="K/N: of the tests marked exhaustive the Kth of N parts alone")
+
+
+def pytest_collection_modifyitems(config, items):
     """What waits comes first, and then what takes long; a file's tests stay in their order."""
+    chosen, parts = map(int, config.getoption("--part").split("/"))
+    others = [
+        item
+        for item in items
+        if item.get_closest_marker("exhaustive") and zlib.crc32(item.nodeid.encode()) % parts != chosen % parts
+    ]
+    if others:
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in {*others}]
 
     def rank(item):
         room = item.path.relative_to(item.config.rootpath / "tests").parts[0]
