@@ -17,12 +17,12 @@ train: $(VENV)/installed  ## train on handwritten digits, on a local parameter s
 test: $(VENV)/installed-test  ## what every module does, and a cluster of each kind: four minutes on two cores
 	$(PYTEST) -m "not slow and not exhaustive"
 
-PART ?=
-test-slow: $(VENV)/installed-test  ## what takes longer: half an hour, or twice that where cores are slow; with PART=3/10 also a tenth of the next
-	$(PYTEST) -m "$(if $(PART),slow or exhaustive,slow and not exhaustive)" $(if $(PART),--part=$(PART)) --durations=40
+test-slow: $(VENV)/installed-test  ## what takes longer: half an hour, or twice that where two cores are slow
+	$(PYTEST) -m "slow and not exhaustive" --durations=40
 
-test-exhaustive: $(VENV)/installed-test  ## all combinations of what these try in samples
-	$(PYTEST) -m exhaustive --durations=40
+PART ?= 0/1
+test-exhaustive: $(VENV)/installed-test  ## all combinations of what these try in samples; PART=3/10: a tenth of them
+	$(PYTEST) -m exhaustive --part=$(PART) --durations=40
 
 test-all: $(VENV)/installed-test  ## all of them
 	$(PYTEST)

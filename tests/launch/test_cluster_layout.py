@@ -37,6 +37,45 @@ def test_places(arguments, expected):
     assert places(read(*arguments)) == expected
 
 
+def test_how_few_workers_the_job_may_go_on_with():
+    found = read("--hosts=a,b:2,c", "--workers=2:4", "--evaluator")
+    assert (found.fewest_workers, found.count("worker")) == (2, 4)
+    assert read("--workers=4").fewest_workers is None
+    left = found.without([place for place in found.placed if place.host == "b"])
+    assert places(left) == ["worker 0 a", "worker 1 c", "evaluator 0 a"]
+    assert left.without([left.placed[0]]) is None  # fewer than two
+    assert found.without([place for place in found.placed if place.host == "a"]) is None  # with the evaluator
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--workers=2:4", "--ps=1"], "--workers=2:4: with parameter servers"),
+        (["--workers=2:4", "--hosts=a,b"], "4 workers do not fit in the 2 slots"),
+        (["--workers=2:2", "--cluster=x.toml"], "both say the tasks"),
+    ],
+)
+def test_where_there_cannot_be_fewer_workers(arguments, said):
+    with pytest.raises(UsageError, match=said):
+        read(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        ("4:2", "of 4:2 the first"),
+        ("0:2", "of 0:2 the first"),
+        ("2:", "neither"),
+        (":2", "neither"),
+        ("1:2:3", "neither"),
+    ],
+)
+def test_numbers_of_workers_that_are_none(number, said, capsys):
+    with pytest.raises(SystemExit):
+        read(f"--workers={number}")
+    assert said in capsys.readouterr().err
+
+
 def test_a_host_file(tmp_path):
     file = tmp_path / "hosts"
     file.write_text("# ours\na\n\nb slots=2  # big\nc:1\n")

@@ -94,7 +94,7 @@ def test_the_programs_own_arguments_are_left_alone(run):
         (["local", "x.py"], "unrecognized arguments: x.py; the program comes after --, as in: "),
         (["local", "--nonsense", "--", "x.py"], "unrecognized arguments: --nonsense"),
         (["local", "json.tool"], "json.tool"),
-        (["local", "--workers=two", "--", "json.tool"], "invalid int value: 'two'"),
+        (["local", "--workers=two", "--", "json.tool"], "'two' is neither a number of workers nor MIN:MAX"),
         (["local", "--workers=0", "--", "json.tool"], "workers is 0; it must be 1 or more"),
         (["local", "--ps=-1", "--", "json.tool"], "parameter servers is -1; it must be 0 or more"),
         (["local", "--timeout=-1", "--", "json.tool"], "timeout is -1 s"),

@@ -30,6 +30,43 @@ def test_the_whole_job_is_started_again(run, tmp_path):
     assert err.count("the job is started again") == 2
 
 
+FEWER = """
+spec = json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"]
+times = len(list(here.glob(f"{me} *")))
+print(f"of {len(spec)}, {os.environ['TF_NUM_INTRAOP_THREADS']} threads", flush=True)
+(here / f"{me} {times}").touch()
+for other in range(len(spec)):
+    wait_for(f"worker {other} {times}")
+if me == "worker 1" and times < 3:
+    %s
+time.sleep(1000 if times < 3 else 0)
+"""
+
+
+@pytest.mark.slow
+def test_the_job_goes_on_with_fewer_workers_where_it_may(run, tmp_path, monkeypatch):
+    """Each that is killed is left out, until no fewer are allowed; three times unless told otherwise."""
+    monkeypatch.delenv("TF_NUM_INTRAOP_THREADS", raising=False)
+    status, out, err = run(FEWER % "os.kill(os.getpid(), 9)", "--workers=2:4", f"--logs={tmp_path}/logs", "--tee")
+    assert status == 0, err
+    assert [out.count(f"of {number}, ") for number in (4, 3, 2)] == [4, 3, 4]
+    assert [line for line in err.splitlines() if "goes on with" in line] == [
+        f"launch: worker 1 was killed; the job goes on with {number} of 4 workers" for number in (3, 2)
+    ]
+    assert err.count("the job is started again") == 3
+    assert (tmp_path / "logs" / "worker-1.log").read_text().count("of 2, ") == 2
+    assert (tmp_path / "logs" / "worker-3.log").read_text().count("of ") == 1
+
+
+@pytest.mark.slow
+def test_a_worker_that_has_failed_by_itself_is_not_left_out(run):
+    """Others would fail as it has."""
+    status, out, err = run(FEWER % "sys.exit(3)", "--workers=1:2", "--max_restarts=1")
+    assert status == 3
+    assert (out.count("of 2, "), out.count("of 1, ")) == (4, 0)
+    assert "goes on with" not in err
+
+
 def test_only_so_often(run):
     status, _, err = run("print('try'); sys.exit(3)", "--max_restarts=2")
     assert status == 3

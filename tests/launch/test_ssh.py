@@ -176,6 +176,30 @@ def test_a_host_that_is_cut_off_in_the_middle_is_named(ssh, hosts, tmp_path):
         assert hosts.empty("c", within=60.0, but="sshd:")
 
 
+def test_peers_go_on_without_a_host_that_is_cut_off(ssh, hosts, tmp_path):
+    """And with it again when it answers at the next start; from a directory that all hosts see."""
+    report = tmp_path / "report.json"
+    (tmp_path / "held.py").write_text(HELD)
+    program = ["held.py", "--dataset=digits", "--strategy=multiworker", "--epochs=20", f"--report={report}"]
+    options = ["--hosts=b,c", "--workers=1:2", "--connect_timeout=2"]
+    launcher = ssh(*options, "--", *program, f"--logdir={tmp_path}/log")
+    launcher.until("epoch 15/")  # where it is held
+    with hosts.cut_off("c"):
+        launcher.until("launch: c: ssh: connect to host c port 22: ")
+        launcher.until("launch: the job has 1 of 2 workers")
+        (tmp_path / "go on").touch()
+        found = trained(launcher, report)
+        assert hosts.empty("c", within=60.0, but="sshd:")
+        assert found["steps"] == 20 * STEPS
+        assert launcher.text().count("the job is started again (2 more to go)") == 1
+        # From the start, too.
+        report.unlink()
+        assert trained(ssh(*options, "--", *program), report)["steps"] == 20 * STEPS
+        status, out = ssh("--hosts=c,b", "--workers=2:2", "--connect_timeout=2", "--", *program).finish()
+        assert status == 2
+        assert "nothing was started" in out
+
+
 def test_a_worker_that_is_cut_off_is_done_without(ssh, hosts, tmp_path):
     """Epochs end without it at once; the training is held until it is lost."""
     report = tmp_path / "report.json"

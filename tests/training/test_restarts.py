@@ -1,5 +1,8 @@
 """Workers that are killed in the middle of a job: they are started again, and the job ends with the same result."""
 
+import json
+
+import numpy as np
 import pytest
 
 from tests.programs.again import EPOCHS, KILLED_AFTER, STEPS
@@ -26,3 +29,23 @@ def test_peers_start_again_from_the_last_checkpoint(launched, tmp_path):
     assert len(found) == 2
     assert all(f"applied {EPOCHS * STEPS} in" in line for line in found)
     assert min(first) in (KILLED_AFTER, KILLED_AFTER + 1)
+
+
+@pytest.mark.slow
+def test_fewer_peers_go_on_with_the_same_global_batches(launched, tmp_path):
+    """Three workers, of which the second is killed, and then two: weights as of one device that nothing happened to."""
+
+    def result(name, layout, strategy):
+        (tmp_path / name).mkdir()
+        job = launched(layout, "tests.programs.stalls", strategy, str(tmp_path / name), "nowhere")
+        status, error = job.ends("launcher")
+        assert status == 0, error
+        return json.loads((tmp_path / name / "result.json").read_text()), error
+
+    fewer, error = result("fewer", ["--workers=2:3", "--chaos=kill:worker-1@step12..28"], "multiworker")
+    assert "launch: worker 1 was killed; the job goes on with 2 of 3 workers" in error
+    assert "the job is started again (2 more to go)" in error
+    alone, _ = result("alone", [], "one")
+    assert fewer["updates"] == alone["updates"] == 40
+    for a, b in zip(fewer["weights"], alone["weights"], strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-6)

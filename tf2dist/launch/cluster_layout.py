@@ -6,8 +6,9 @@ import argparse
 import os
 import shlex
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from tf2dist.cluster.loss_policy import OnLoss, on_loss, summary
 from tf2dist.cluster.roles import leader_among
@@ -29,11 +30,29 @@ class PlacedTask:
     port: int | None = None
 
 
+class WorkerNumbers(NamedTuple):
+    """`--workers=N`, or `--workers=MIN:MAX`.
+
+    Attributes:
+      most: of workers.
+      fewest: that the job may go on with when others are lost; None if it may not go on with fewer.
+    """
+
+    most: int
+    fewest: int | None = None
+
+
 @dataclass(frozen=True)
 class Layout:
-    """The tasks of a job in the order in which they are started, each on its host."""
+    """The tasks of a job in the order in which they are started, each on its host.
+
+    Attributes:
+      placed: the tasks.
+      fewest_workers: with which the job may go on when others are lost; None if it may not go on with fewer.
+    """
 
     placed: tuple[PlacedTask, ...]
+    fewest_workers: int | None = None
 
     @property
     def tasks(self) -> list[Task]:
@@ -71,6 +90,32 @@ class Layout:
         """The task that goes on without this one when it is lost; None if its loss ends the job."""
         loss = on_loss(task, leader=self.leader, has_servers=self.count("ps") > 0)
         return self.leader if loss is OnLoss.REPLACE else None
+
+    def without(self, lost: Collection[PlacedTask]) -> Layout | None:
+        """The layout of a job that goes on without these tasks; its workers are numbered anew.
+
+        None if it cannot: a task is no worker, or fewer workers would be left than `fewest_workers`.
+        """
+        kept = [place for place in self.placed if place not in lost]
+        workers = sum(place.task.job == "worker" for place in kept)
+        if any(place.task.job != "worker" for place in lost) or workers < (self.fewest_workers or self.count("worker")):
+            return None
+        numbers = iter(range(workers))
+        return replace(
+            self,
+            placed=tuple(
+                replace(place, task=Task("worker", next(numbers))) if place.task.job == "worker" else place
+                for place in kept
+            ),
+        )
+
+    def check_fixed(self, backend: str) -> None:
+        """Raises UsageError if the job may go on with fewer workers, which this backend cannot have it do."""
+        if self.fewest_workers is not None:
+            raise UsageError(
+                f"--workers={self.fewest_workers}:{self.count('worker')}: {backend} cannot start a job again with "
+                "fewer workers, `launch local` and `launch ssh` can; give one number"
+            )
 
     @property
     def loss_summary(self) -> str:
@@ -152,7 +197,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of all backends."""
     group = parser.add_argument_group("the cluster")
     group.add_argument("--ps", type=int, metavar="N", help="parameter servers (default: 0)")
-    group.add_argument("--workers", type=int, metavar="N", help="workers (default: one a slot, 1 without hosts)")
+    group.add_argument(
+        "--workers",
+        type=_worker_numbers,
+        metavar="N",
+        help="workers (default: one a slot, 1 without hosts); MIN:MAX where the job may go on with fewer of them from "
+        "its last checkpoint when others are lost (without parameter servers; local and ssh)",
+    )
     group.add_argument(
         "--chief",
         action=argparse.BooleanOptionalAction,
@@ -218,7 +269,28 @@ def from_options(options: argparse.Namespace) -> Layout:
     for name, times in Counter(name for name, _ in found).items():
         if times > 1:
             raise UsageError(f"host {name} is named {times} times; several slots are {name}:N")
-    return place_tasks(options.ps, options.workers, options.chief, options.evaluator, found)
+    numbers: WorkerNumbers | None = options.workers
+    layout = place_tasks(options.ps, numbers and numbers.most, options.chief, options.evaluator, found)
+    if numbers is None or numbers.fewest is None:
+        return layout
+    if layout.count("ps"):
+        raise UsageError(
+            f"--workers={numbers.fewest}:{numbers.most}: with parameter servers a job goes on without the workers that "
+            "are lost, and each is started again in its place; give one number"
+        )
+    return replace(layout, fewest_workers=numbers.fewest)
+
+
+def _worker_numbers(text: str) -> WorkerNumbers:
+    """Reads `--workers`."""
+    fewest, colon, most = text.rpartition(":")
+    try:
+        numbers = WorkerNumbers(int(most), int(fewest) if colon else None)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number of workers nor MIN:MAX") from None
+    if numbers.fewest is not None and not 1 <= numbers.fewest <= numbers.most:
+        raise argparse.ArgumentTypeError(f"of {text} the first number must be from 1 to the second one")
+    return numbers
 
 
 def task_environment(options: argparse.Namespace, start_timeout: float | None = None) -> dict[str, str]:

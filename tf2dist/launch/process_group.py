@@ -121,6 +121,14 @@ class ProcessGroup:
         return failed and not self._interrupted
 
     @property
+    def killed(self) -> str:
+        """The name of the process that ended the group since a signal had ended it, or its host was lost; or empty."""
+        if self._failed is None:
+            return ""
+        process, status = self._processes[self._failed], self._statuses[self._failed]
+        return process.name if status < 0 or status == process.lost_status else ""
+
+    @property
     def was_preempted(self) -> bool:
         """Has the group saved and ended since one of its processes was asked to stop, by others than the launcher?"""
         return self._preempted and not self._interrupted
@@ -381,7 +389,7 @@ class ProcessGroup:
         if self._shows_output:
             self._output.add(lines.to, shown, lines)
         if self._logs:
-            self._logs.add(lines.key, data)
+            self._logs.add(self._processes[lines.key].name, data)
 
     def _unfinished(self) -> str:
         """The names of the processes that have not ended."""

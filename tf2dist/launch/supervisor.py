@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import select
 import sys
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tf2dist.cluster.loss_policy import WORKER_RESTARTS
+from tf2dist.launch.cluster_layout import Layout
 from tf2dist.launch.fault_injector import FaultInjector
 from tf2dist.launch.fault_plan import FaultPlan
 from tf2dist.launch.log_files import LogFiles
@@ -26,6 +28,7 @@ from tf2dist.system.environment_variables import STEP_FILE
 from tf2dist.system.output_files import write_text
 from tf2dist.system.step_file import StepFile
 
+_TRY_AGAIN_SECONDS = 2.0  # between two tries to start a job again
 _READ_SECONDS = 5.0  # to wait until somebody reads what was printed before
 
 
@@ -46,16 +49,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="how often a worker that has failed is started again in its place under parameter servers, and else "
         f"the whole job, which goes on from its last checkpoint (default: {WORKER_RESTARTS} for workers under "
-        f"parameter servers, 0 for the whole job); a job that was preempted is started again {PREEMPTIONS} times "
-        "besides, unless N is 0",
+        f"parameter servers and with --workers=MIN:MAX, else 0); a job that was preempted is started again "
+        f"{PREEMPTIONS} times besides, unless N is 0",
     )
     group.add_argument("--logs", metavar="DIR", help="a file for what each task prints, instead of showing it")
     group.add_argument("--tee", action="store_true", help="with --logs, show it as well")
 
 
-def settings_of(options: argparse.Namespace) -> dict[str, Any]:
+def settings_of(options: argparse.Namespace, layout: Layout) -> dict[str, Any]:
     """The values of those options, as keyword arguments of `Settings`."""
-    return {name: getattr(options, name) for name in ("grace", "timeout", "max_restarts", "logs", "tee")}
+    settings = {name: getattr(options, name) for name in ("grace", "timeout", "max_restarts", "logs", "tee")}
+    if settings["max_restarts"] is None and layout.fewest_workers is not None:
+        settings["max_restarts"] = WORKER_RESTARTS  # or there would be no restart that could do with fewer workers
+    return settings
 
 
 @dataclass(frozen=True)
@@ -76,7 +82,13 @@ class Result:
     statuses: Mapping[str, int]
 
 
-def supervise(processes: Sequence[Process], **settings: Any) -> Result:
+def supervise(
+    processes: Sequence[Process],
+    *,
+    next_attempt: Callable[[str], Sequence[Process] | None] | None = None,
+    patience: float = 0.0,
+    **settings: Any,
+) -> Result:
     """Runs the processes until all have ended, or until one failure ends them all.
 
     What they print goes line by line to the file descriptors 1 and 2, with a prefix. When everything has ended, a
@@ -86,6 +98,10 @@ def supervise(processes: Sequence[Process], **settings: Any) -> Result:
 
     Args:
       processes: started in this order; their names differ.
+      next_attempt: called before all of them are started again, with the name of the one that was killed or lost with
+        its host, empty if none was; returns those to start, or None if they cannot be started yet. Without it they are
+        the same ones again.
+      patience: seconds during which `next_attempt` is called again and again if they cannot be.
       **settings: see `settings.Settings`.
 
     Raises:
@@ -99,15 +115,15 @@ def supervise(processes: Sequence[Process], **settings: Any) -> Result:
     with contextlib.ExitStack() as stack:
         if logs:
             stack.enter_context(contextlib.closing(logs))
-        injector, inherited = None, []
+        injector, inherited, env = None, [], dict[str, str]()
         if wanted.faults is not None:
             injector, fd = stack.enter_context(_faults(wanted.faults))
             inherited = [fd]
             env = {STEP_FILE: f"/proc/self/fd/{fd}"}
-            processes = [replace(process, env={**process.env, **env}) for process in processes]
         signals = stack.enter_context(SignalPipe())
         while True:
-            group = ProcessGroup(processes, wanted, logs, budget, injector, inherited)
+            attempt = [replace(process, env={**process.env, **env}) for process in processes]
+            group = ProcessGroup(attempt, wanted, logs, budget, injector, inherited)
             if deadline is not None:
                 group.set_deadline(deadline, f"had not ended after {wanted.timeout:g} s")
             try:
@@ -123,12 +139,34 @@ def supervise(processes: Sequence[Process], **settings: Any) -> Result:
                 left = budget.job
             else:
                 break
+            if next_attempt is not None:
+                found = _wait_for_next(functools.partial(next_attempt, group.killed), signals, patience, deadline)
+                if found is None:
+                    break
+                processes = found
             _say(f"the job is started again ({left} more to go)")
         if injector is not None and wanted.faults is not None:
             _report_recovery(injector, wanted.faults, group.status)
     if logs and logs.problem:
         _say(f"--logs={wanted.logs}: not everything could be written: {logs.problem}")
     return Result(group.status, group.reason, group.statuses)
+
+
+def _wait_for_next(
+    next_attempt: Callable[[], Sequence[Process] | None],
+    signals: SignalPipe,
+    patience: float,
+    deadline: float | None,
+) -> Sequence[Process] | None:
+    """The processes of the next attempt; None if none can be started in time, or a signal has come meanwhile."""
+    end = time.monotonic() + patience
+    end = end if deadline is None else min(end, deadline)
+    while (found := next_attempt()) is None:
+        left = end - time.monotonic()
+        if left <= 0 or select.select([signals.fd], [], [], min(left, _TRY_AGAIN_SECONDS))[0]:
+            _say("the job is not started again")
+            return None
+    return found
 
 
 @contextlib.contextmanager

@@ -90,6 +90,7 @@ def manifests(options: argparse.Namespace, program: Sequence[str]) -> list[dict[
         if (value := getattr(options, name)) is not None:
             raise UsageError(f"--{name}={value} names machines, and Kubernetes chooses these; say --ps and --workers")
     layout = cluster_layout.from_options(options)
+    layout.check_fixed("launch k8s")
     _check(options)
     for word in (*program, *options.env):
         if word != word.encode(errors="replace").decode():

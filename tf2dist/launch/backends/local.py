@@ -111,7 +111,7 @@ class LocalBackend:
             return 0
         modules: str | None = options.preload
         preload = None if modules is None else tuple(filter(None, modules.split(",")))
-        settings = supervisor.settings_of(options) | {"isolate": options.isolate, "faults": faults}
+        settings = supervisor.settings_of(options, layout) | {"isolate": options.isolate, "faults": faults}
         return _run(program, layout, options.port, env, preload, options.threads, sharing, settings)
 
 
@@ -138,7 +138,7 @@ def _run(
         settings["isolate"] = False
     if sharing.note:
         print(f"launch: {sharing.note}", file=sys.stderr)
-    shared = thread_variables(threads, layout) | {
+    shared = {
         LAUNCHED_AT: os.environ.get(LAUNCHED_AT) or f"{linux.began():.2f}",
         PREEMPTIBLE: os.environ.get(PREEMPTIBLE) or "1",
         **env,
@@ -148,15 +148,34 @@ def _run(
     # In a network of its own nobody else takes a port.
     fixed = port or settings.get("isolate")
     with contextlib.nullcontext() if fixed else free_ports.hold(len(layout.placed)) as free:
-        processes = _processes(argv, layout, _cluster(layout, port, free), shared, sharing)
-        preload = _PRELOAD if preload is None else preload
-        return supervise(processes, preload=preload, loss_summary=layout.loss_summary, **settings).status
+        left = layout
+
+        def processes() -> list[Process]:
+            env = thread_variables(threads, left) | shared
+            return _processes(argv, left, _cluster(left, port, free), env, sharing)
+
+        def next_attempt(killed: str) -> list[Process]:
+            nonlocal left
+            lost = [place for place in left.placed if str(place.task) == killed]
+            if lost and (fewer := left.without(lost)) is not None:
+                left = fewer
+                workers = f"{left.count('worker')} of {layout.count('worker')} workers"
+                print(f"launch: {killed} was killed; the job goes on with {workers}", file=sys.stderr, flush=True)
+            return processes()
+
+        return supervise(
+            processes(),
+            next_attempt=None if layout.fewest_workers is None else next_attempt,
+            preload=_PRELOAD if preload is None else preload,
+            loss_summary=layout.loss_summary,
+            **settings,
+        ).status
 
 
 def _cluster(layout: Layout, port: int | None, free: Sequence[int] | None = None) -> Cluster:
     """The cluster on 127.0.0.1; tasks without a port of their own get one of `free` in turn, or follow `port`."""
     if free:
-        placed = zip(layout.placed, free, strict=True)
+        placed = zip(layout.placed, free, strict=False)  # fewer where workers were lost
         layout = Layout(tuple(PlacedTask(p.task, p.host, p.port or number) for p, number in placed))
     return layout.cluster(port, address=lambda host: "127.0.0.1")
 

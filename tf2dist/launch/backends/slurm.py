@@ -186,6 +186,7 @@ def script(options: argparse.Namespace, program: Sequence[str]) -> str:
       UsageError: the options are wrong.
     """
     layout = cluster_layout.from_options(options)
+    layout.check_fixed("launch slurm")
     if options.cluster is not None:
         raise UsageError(f"--cluster={options.cluster} says hosts, which Slurm chooses; use --ps and --workers")
     for name in _COUNTS:

@@ -18,6 +18,7 @@ import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 from tf2dist.cluster import rendezvous
@@ -75,10 +76,10 @@ class SshBackend:
         Raises:
           UsageError: the options are wrong, or a host cannot run its tasks: then nothing was started on any.
         """
-        settings = supervisor.settings_of(options)
+        layout = cluster_layout.from_options(options)
+        settings = supervisor.settings_of(options, layout)
         Settings(**settings)
         gpu_sharing.check_options(options.gpus_per_worker, options.gpu_memory)
-        layout = cluster_layout.from_options(options)
         if options.hosts is None and options.hostfile is None and options.cluster is None:
             raise UsageError("there are no hosts; name them with --hosts=A,B, --hostfile=FILE or --cluster=FILE")
         if not 0 < options.connect_timeout < float("inf"):
@@ -87,39 +88,25 @@ class SshBackend:
             ssh = shlex.split(options.ssh)
         except ValueError as error:
             raise UsageError(f"--ssh={options.ssh} cannot be read: {str(error).lower()}") from None
-        cluster = layout.cluster(options.port, address=_addresses(ssh, layout.hosts).__getitem__)
+        addresses = _addresses(ssh, layout.hosts)
         env = _forwarded_environment(options.env) | cluster_layout.task_environment(options)
         directory = os.path.abspath(options.directory or "")
-        orders = [
-            _order(options, ssh, place, number, cluster, env, directory, program)
-            for place, number in zip(layout.placed, _occurrences([place.host for place in layout.placed]), strict=True)
-        ]
+        job = _RemoteJob(options, ssh, addresses, env, directory, program, layout)
         if options.dry_run:
-            for order, place in zip(orders, layout.placed, strict=True):
+            for order, place in zip(job.orders(layout), layout.placed, strict=True):
                 argv = (options.python, *([] if is_script(program[0]) else ["-m"]), *program)
                 command = cluster_layout.as_shell_command(directory, order["agent"]["env"], argv)
                 print(f"[{place.task}] {place.host}: {command}")
             return 0
-        sharing = _check_hosts(options, ssh, layout, cluster, env, directory, program)
-        variables, job_id = gpu_sharing.agreed(sharing), uuid.uuid4().hex
-        for order, place in zip(orders, layout.placed, strict=True):
-            order["agent"]["env"] |= {**variables[str(place.task)], JOB_ID: job_id, LOSS_STATUS: str(LOST_ANOTHER)}
-        for host, found in sharing.items():
-            if found.note:
-                print(f"launch: {host}: {found.note}", file=sys.stderr)
-        processes = [
-            Process(
-                str(place.task),
-                ("-m", "tf2dist.launch.backends.ssh_connection"),
-                {ssh_connection.ORDER: json.dumps(order)},
-                serves=layout.serves(place.task),
-                coordinator=str(coordinator) if (coordinator := layout.coordinator_of(place.task)) else None,
-                lost_status=ssh_connection.LOST,
-            )
-            for order, place in zip(orders, layout.placed, strict=True)
-        ]
-        preload = ("tf2dist.launch.backends.ssh_remote_agent",)
-        status = supervise(processes, preload=preload, loss_summary=layout.loss_summary, **settings).status
+        elastic = layout.fewest_workers is not None
+        status = supervise(
+            job.processes(),
+            next_attempt=job.next_attempt if elastic else None,
+            patience=rendezvous.START_TIMEOUT if options.start_timeout is None else options.start_timeout,
+            preload=("tf2dist.launch.backends.ssh_remote_agent",),
+            loss_summary=layout.loss_summary,
+            **settings,
+        ).status
         return 1 if status == ssh_connection.LOST else status
 
 
@@ -136,31 +123,157 @@ def _occurrences(hosts: Sequence[str]) -> list[int]:
     return before
 
 
-def _order(
-    options: argparse.Namespace,
-    ssh: Sequence[str],
-    place: PlacedTask,
-    number: int,
-    cluster: Cluster,
-    env: Mapping[str, str],
-    directory: str,
-    program: Sequence[str],
-) -> dict[str, Any]:
-    """Returns what `ssh_connection` is to do for the `number`-th task of a host, and the order for the remote agent."""
-    began = os.environ.get(LAUNCHED_AT) or f"{linux.began():.2f}"
-    task_env = {**env, LAUNCHED_AT: began, "TF_CONFIG": cluster.at(place.task).to_tf_config()}
-    return {
-        "host": place.host,
-        "delay": _CONNECTION_INTERVAL * (number // _CONNECTIONS_AT_ONCE),
-        "command": ssh_connection.command(ssh, place.host, options.python, options.connect_timeout),
-        "agent": {
-            "directory": directory,
-            "program": list(program),
-            "port": None if place.task.job == "evaluator" else cluster.port(place.task),
-            "env": {"PYTHONUNBUFFERED": "1", PREEMPTIBLE: "1", **task_env},
-            "grace": max(0.5, options.grace - 2.0),  # the far end kills before the near end cuts the connection
-        },
-    }
+class _RemoteJob:
+    """A job over ssh, each attempt at which may have fewer workers than `layout`, on the hosts that answer.
+
+    Args:
+      options: of the command line.
+      ssh: the command.
+      addresses: what the other hosts call each host.
+      env: of all tasks.
+      directory: in which they run.
+      program: module or script, and its arguments.
+      layout: of all tasks.
+    """
+
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        ssh: Sequence[str],
+        addresses: Mapping[str, str],
+        env: Mapping[str, str],
+        directory: str,
+        program: Sequence[str],
+        layout: Layout,
+    ) -> None:
+        self._options, self._ssh, self._addresses, self._env = options, ssh, addresses, env
+        self._directory, self._program, self._layout = directory, program, layout
+        self._job_id = uuid.uuid4().hex
+        self._said = ""  # why the next attempt could not begin
+
+    def orders(self, layout: Layout) -> list[dict[str, Any]]:
+        """What `ssh_connection` is to do for each task, and the order for the remote agent."""
+        cluster = self._cluster(layout)
+        numbers = _occurrences([place.host for place in layout.placed])
+        return [self._order(place, number, cluster) for place, number in zip(layout.placed, numbers, strict=True)]
+
+    def processes(self) -> list[Process]:
+        """The processes of an attempt, on the hosts that answer.
+
+        Raises:
+          UsageError: names every host that could not run its tasks, and why; but not those that do not answer, if the
+            job may go on with the workers of the others.
+        """
+        layout, answers = self._layout, self._ask(self._layout)
+        silent = {host: a.text for host, a in answers.items() if isinstance(a, _Problem) and not a.answers}
+        if silent and (fewer := layout.without([place for place in layout.placed if place.host in silent])):
+            layout, answers = fewer, self._ask(fewer)
+            for host, problem in silent.items():
+                print(f"launch: {host}: {problem}", file=sys.stderr)
+            workers = f"{layout.count('worker')} of {self._layout.count('worker')} workers"
+            print(f"launch: the job has {workers}", file=sys.stderr, flush=True)
+        problems = [f"{host}: {answer.text}" for host, answer in answers.items() if isinstance(answer, _Problem)]
+        if problems:
+            raise UsageError("; ".join(problems) + "; nothing was started")
+        sharing = {host: answer for host, answer in answers.items() if not isinstance(answer, _Problem)}
+        for host, found in sharing.items():
+            if found.note:
+                print(f"launch: {host}: {found.note}", file=sys.stderr)
+        orders, variables = self.orders(layout), gpu_sharing.agreed(sharing)
+        for order, place in zip(orders, layout.placed, strict=True):
+            order["agent"]["env"] |= variables[str(place.task)]
+            order["agent"]["env"] |= {JOB_ID: self._job_id, LOSS_STATUS: str(LOST_ANOTHER)}
+        return [
+            Process(
+                str(place.task),
+                ("-m", "tf2dist.launch.backends.ssh_connection"),
+                {ssh_connection.ORDER: json.dumps(order)},
+                serves=layout.serves(place.task),
+                coordinator=str(coordinator) if (coordinator := layout.coordinator_of(place.task)) else None,
+                lost_status=ssh_connection.LOST,
+            )
+            for order, place in zip(orders, layout.placed, strict=True)
+        ]
+
+    def next_attempt(self, killed: str) -> list[Process] | None:
+        """As `processes`; None if too few hosts answer, or one has not ended its tasks yet, and a line that says so."""
+        try:
+            return self.processes()
+        except UsageError as error:
+            if str(error) != self._said:
+                print(f"launch: {error}", file=sys.stderr, flush=True)
+            self._said = str(error)
+            return None
+
+    def _cluster(self, layout: Layout) -> Cluster:
+        return layout.cluster(self._options.port, address=self._addresses.__getitem__)
+
+    def _order(self, place: PlacedTask, number: int, cluster: Cluster) -> dict[str, Any]:
+        """The order for the `number`-th task of a host."""
+        options = self._options
+        began = os.environ.get(LAUNCHED_AT) or f"{linux.began():.2f}"
+        task_env = {**self._env, LAUNCHED_AT: began, "TF_CONFIG": cluster.at(place.task).to_tf_config()}
+        return {
+            "host": place.host,
+            "delay": _CONNECTION_INTERVAL * (number // _CONNECTIONS_AT_ONCE),
+            "command": ssh_connection.command(self._ssh, place.host, options.python, options.connect_timeout),
+            "agent": {
+                "directory": self._directory,
+                "program": list(self._program),
+                "port": None if place.task.job == "evaluator" else cluster.port(place.task),
+                "env": {"PYTHONUNBUFFERED": "1", PREEMPTIBLE: "1", **task_env},
+                "grace": max(0.5, options.grace - 2.0),  # the far end kills before the near end cuts the connection
+            },
+        }
+
+    def _ask(self, layout: Layout) -> dict[str, GpuSharing | _Problem]:
+        """Asks every host at once whether it could run its tasks, and how it divides its GPUs among them."""
+        options, cluster = self._options, self._cluster(layout)
+        mark = uuid.uuid4().hex
+        questions: list[str] = []
+        tasks = [(place.task.job, place.task.index, place.host) for place in layout.placed]
+        gpus: dict[str, Any] = {"tasks": tasks, "each": options.gpus_per_worker, "memory_mib": options.gpu_memory}
+        for host in layout.hosts:
+            ports = {str(p.task): cluster.port(p.task) for p in layout.cluster_members if p.host == host}
+            question: dict[str, Any] = {"check": mark, "directory": self._directory, "program": list(self._program)}
+            question |= {"ports": ports, "env": {**self._env}, "gpus": {**gpus, "host": host}}
+            questions.append(json.dumps(question) + "\n")
+        # Beyond its own limits, for ssh to connect and for a slow host to start Python.
+        connect_timeout: float = options.connect_timeout
+        deadline = time.monotonic() + connect_timeout + max(20.0, connect_timeout)
+        running: list[subprocess.Popen[str]] = []
+        # A thread for each: a host has its question only when somebody writes it, and some take seconds for the answer.
+        with ThreadPoolExecutor(len(questions)) as threads:
+            try:
+                for host in layout.hosts:
+                    pipe = subprocess.PIPE
+                    ask = ssh_connection.command(self._ssh, host, options.python, connect_timeout)
+                    asking = subprocess.Popen(
+                        ask, stdin=pipe, stdout=pipe, stderr=pipe, text=True, errors="replace", start_new_session=True
+                    )
+                    running.append(asking)
+                answer = functools.partial(_answer_of, mark=mark, deadline=deadline)
+                answers = list(threads.map(answer, running, questions))
+            finally:
+                for asking in running:
+                    if asking.poll() is None:
+                        with contextlib.suppress(ProcessLookupError):  # a thread has just waited for it
+                            os.killpg(asking.pid, signal.SIGKILL)  # also a command that ssh was told to connect through
+                    asking.wait()
+        return dict(zip(layout.hosts, answers, strict=True))
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """What keeps a host from running its tasks.
+
+    Attributes:
+      text: in words.
+      answers: does the host answer?
+    """
+
+    text: str
+    answers: bool = True
 
 
 def _forwarded_environment(named: Sequence[str], environ: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -211,82 +324,31 @@ def _is_loopback(name: str) -> bool:
         return name == LOCALHOST
 
 
-def _check_hosts(
-    options: argparse.Namespace,
-    ssh: Sequence[str],
-    layout: Layout,
-    cluster: Cluster,
-    env: Mapping[str, str],
-    directory: str,
-    program: Sequence[str],
-) -> dict[str, GpuSharing]:
-    """Asks every host at once whether it could run its tasks; returns how each divides its GPUs among them.
-
-    Raises:
-      UsageError: names every one that could not, and why.
-    """
-    mark = uuid.uuid4().hex
-    questions: list[str] = []
-    tasks = [(place.task.job, place.task.index, place.host) for place in layout.placed]
-    gpus: dict[str, Any] = {"tasks": tasks, "each": options.gpus_per_worker, "memory_mib": options.gpu_memory}
-    for host in layout.hosts:
-        ports = {str(p.task): cluster.port(p.task) for p in layout.cluster_members if p.host == host}
-        question: dict[str, Any] = {"check": mark, "directory": directory, "program": list(program), "ports": ports}
-        question |= {"env": {**env}, "gpus": {**gpus, "host": host}}
-        questions.append(json.dumps(question) + "\n")
-    # Beyond its own limits, for ssh to connect and for a slow host to start Python.
-    connect_timeout: float = options.connect_timeout
-    deadline = time.monotonic() + connect_timeout + max(20.0, connect_timeout)
-    running: list[subprocess.Popen[str]] = []
-    # A thread for each: a host has its question only when somebody writes it, and some take seconds for the answer.
-    with ThreadPoolExecutor(len(questions)) as threads:
-        try:
-            for host in layout.hosts:
-                pipe = subprocess.PIPE
-                ask = ssh_connection.command(ssh, host, options.python, connect_timeout)
-                asking = subprocess.Popen(
-                    ask, stdin=pipe, stdout=pipe, stderr=pipe, text=True, errors="replace", start_new_session=True
-                )
-                running.append(asking)
-            answer = functools.partial(_answer_of, mark=mark, deadline=deadline)
-            answers = list(threads.map(answer, running, questions))
-        finally:
-            for asking in running:
-                if asking.poll() is None:
-                    with contextlib.suppress(ProcessLookupError):  # a thread has just waited for it
-                        os.killpg(asking.pid, signal.SIGKILL)  # also a command that ssh was told to connect through
-                asking.wait()
-    found = dict(zip(layout.hosts, answers, strict=True))
-    problems = [f"{host}: {answer}" for host, answer in found.items() if isinstance(answer, str)]
-    if problems:
-        raise UsageError("; ".join(problems) + "; nothing was started")
-    return {host: answer for host, answer in found.items() if not isinstance(answer, str)}
-
-
-def _answer_of(asking: subprocess.Popen[str], order: str, mark: str, deadline: float) -> GpuSharing | str:
+def _answer_of(asking: subprocess.Popen[str], order: str, mark: str, deadline: float) -> GpuSharing | _Problem:
     """How a host divides its GPUs; or what keeps it from running its tasks."""
     try:
         out, err = asking.communicate(order, timeout=max(0.1, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:
-        return "it did not answer in time"
+        return _Problem("it did not answer in time", answers=False)
     lines = [line.removeprefix(mark) for line in out.splitlines() if line.startswith(mark)]
     if not lines:
         if asking.returncode == 255:
-            return _last_line(err) or "ssh cannot connect"
+            return _Problem(_last_line(err) or "ssh cannot connect", answers=False)
         if "No module named 'tf2dist" in err:
-            return "tf2dist is not installed for the Python there; name another one with --python"
-        return f"{_last_line(err) or _last_line(out) or 'it says nothing'} (name the Python of the hosts with --python)"
+            return _Problem("tf2dist is not installed for the Python there; name another one with --python")
+        said = _last_line(err) or _last_line(out) or "it says nothing"
+        return _Problem(f"{said} (name the Python of the hosts with --python)")
     try:
         found = json.loads(lines[-1])
         if found["problem"]:
-            return str(found["problem"])
+            return _Problem(str(found["problem"]))
         ours = rendezvous.versions()
         for package, version in ours.items():
             if found["versions"].get(package) != version:
-                return f"it has {package} {found['versions'].get(package)}, and this host has {version}"
+                return _Problem(f"it has {package} {found['versions'].get(package)}, and this host has {version}")
         return GpuSharing(**found["gpus"])
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return f"its answer cannot be read, as of another version of tf2dist: {lines[-1][:200].strip()!r}"
+        return _Problem(f"its answer cannot be read, as of another version of tf2dist: {lines[-1][:200].strip()!r}")
 
 
 def _last_line(text: str) -> str:
