@@ -7,12 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.house.source import ROOT, dotted, modules, parsed
+from tests.house.source import ROOT, dotted, modules, parsed, unaliased
 
 # Commands, which talk to the person who runs them.
 COMMANDS = ("tf2dist.__main__", "tf2dist.launch", "tf2dist.doctor")
 HOOKS = ("sys.excepthook", "sys.unraisablehook", "threading.excepthook", "sys.stdout", "sys.stderr")
-LEVELS = ("setLevel", "set_verbosity", "basicConfig", "disable")
+LEVELS = ("setLevel", "set_verbosity", "basicConfig", "disable", "addHandler", "captureWarnings")
+LOGGING = ("debug", "info", "warning", "error", "critical", "exception", "log", "fatal")
+ROOT_LOGGING = [f"{module}.{name}" for module in ("logging", "absl.logging") for name in LOGGING]
 PRINTING = (
     "print",
     "builtins.print",
@@ -20,6 +22,10 @@ PRINTING = (
     "pprint.pprint",
     "sys.stdout.write",
     "sys.stderr.write",
+    "sys.stdout.writelines",
+    "sys.stderr.writelines",
+    "sys.stdout.buffer.write",
+    "sys.stderr.buffer.write",
     "tf.print",
     "warnings.warn",
     "warnings.simplefilter",
@@ -43,7 +49,7 @@ def is_command(name: str) -> bool:
 
 def findings(tree: ast.Module) -> list[str]:
     """Each print, replaced hook and changed level of another logger, as `LINE: WHAT`."""
-    return [f"{line}: {what}" for line, what in sorted(set(_findings(tree)))]
+    return [f"{line}: {what}" for line, what in sorted(set(_findings(unaliased(tree))))]
 
 
 def _findings(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -52,8 +58,10 @@ def _findings(tree: ast.Module) -> Iterator[tuple[int, str]]:
         if isinstance(node, ast.Call):
             name = dotted(node.func) or ""
             attribute = node.func.attr if isinstance(node.func, ast.Attribute) else ""
-            if name in PRINTING or name.startswith(("traceback.print_", "sys.__std")):
+            if name in PRINTING or name.startswith(("traceback.print_", "sys.__std")) or name in ROOT_LOGGING:
                 yield node.lineno, name
+            elif attribute in LOGGING and _is_logger_of_others(node.func):
+                yield node.lineno, f"….{attribute}"
             elif name == "os.write" and isinstance(node.args[0], ast.Constant) and node.args[0].value in (1, 2):
                 yield node.lineno, f"{name}({node.args[0].value}, …)"
             elif attribute in LEVELS and not (isinstance(node.func, ast.Attribute) and _is_ours(node.func.value, ours)):
@@ -80,6 +88,14 @@ def _is_our_logger(node: ast.AST) -> bool:
     if isinstance(name, ast.Name):
         return name.id == "__name__"
     return isinstance(name, ast.Constant) and f"{name.value}.".startswith(f"{OURS}.")
+
+
+def _is_logger_of_others(method: ast.AST) -> bool:
+    """Is it a method of `logging.getLogger(...)` or `tf.get_logger()` of another package?"""
+    of = method.value if isinstance(method, ast.Attribute) else method
+    if not isinstance(of, ast.Call):
+        return False
+    return (dotted(of.func) or "").rpartition(".")[2] in ("getLogger", "get_logger") and not _is_our_logger(of)
 
 
 def _our_loggers(tree: ast.Module) -> set[str]:
@@ -123,6 +139,13 @@ FORBIDDEN = {
     "absl.logging.set_verbosity(1)": "1: absl.logging.set_verbosity",
     "logging.basicConfig()": "1: logging.basicConfig",
     "logging.disable()": "1: logging.disable",
+    "logging.warning('x')": "1: logging.warning",
+    "from absl import logging\nlogging.error('x')": "2: absl.logging.error",
+    "tf.get_logger().warning('x')": "1: ….warning",
+    "logging.getLogger().addHandler(h)": "1: ….addHandler",
+    "from warnings import warn\nwarn('x')": "2: warnings.warn",
+    "from sys import stderr\nstderr.write('x')": "2: sys.stderr.write",
+    "sys.stdout.buffer.write(b'x')": "1: sys.stdout.buffer.write",
     "warnings.simplefilter('ignore')": "1: warnings.simplefilter",
 }
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.house.source import ROOT, dotted, modules, parsed
+from tests.house.source import ROOT, dotted, modules, parsed, unaliased
 
 PACKAGES = ("tf2dist", "trainers", "launch", "benchmarks")
 COMPAT = ROOT / "tf2dist" / "compat"
@@ -36,7 +36,7 @@ def is_private(name: str) -> bool:
 
 def findings(tree: ast.Module) -> list[str]:
     """Each touch of a private part of something that the file does not define, as `LINE: WHAT`."""
-    return [f"{line}: {what}" for line, what in sorted(set(_findings(tree)))]
+    return [f"{line}: {what}" for line, what in sorted(set(_findings(unaliased(tree))))]
 
 
 def _findings(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -45,11 +45,11 @@ def _findings(tree: ast.Module) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         line = getattr(node, "lineno", 0)
         if isinstance(node, ast.Import):
-            yield from ((line, name.name) for name in node.names if _is_private_module(name.name))
+            yield from ((line, name.name) for name in node.names if _is_private_import(name.name))
         elif isinstance(node, ast.ImportFrom):
             for name in node.names:
                 full = f"{node.module}.{name.name}"
-                if _is_private_module(full) or is_private(name.name):
+                if _is_private_import(full):
                     yield line, full
         elif isinstance(node, ast.Attribute):
             full = dotted(node) or f"….{node.attr}"
@@ -71,17 +71,24 @@ def _findings(tree: ast.Module) -> Iterator[tuple[int, str]]:
 def _by_string(call: ast.Call, own: set[str], own_receivers: set[int]) -> Iterator[tuple[int, str]]:
     """Calls that name a private attribute or module in a string."""
     function = (dotted(call.func) or "").rpartition(".")[2]
-    strings = [a.value if isinstance(a, ast.Constant) and isinstance(a.value, str) else None for a in call.args]
+    given = [*call.args, *(keyword.value for keyword in call.keywords)]
+    strings = [a.value if isinstance(a, ast.Constant) and isinstance(a.value, str) else None for a in given]
     if function in ("import_module", "__import__", "LazyLoader"):
-        yield from ((call.lineno, s) for s in strings if s and _is_private_module(s))
+        yield from ((call.lineno, s) for s in strings if s and _is_private_import(s))
     elif function in BY_NAME and len(strings) > 1 and strings[1]:
         name = strings[1]
-        if name == "__internal__" or (is_private(name) and name not in own and id(call.args[0]) not in own_receivers):
+        if _is_private_module(full := f"{dotted(call.args[0])}.{name}") and name != "__internal__":
+            yield call.lineno, full
+        elif name == "__internal__" or (is_private(name) and name not in own and id(call.args[0]) not in own_receivers):
             yield call.lineno, f"{function}(…, {name!r})"
     elif function in ("attrgetter", "methodcaller"):
         for name in strings:
             if name and any(is_private(part) and part not in own for part in name.split(".")):
                 yield call.lineno, f"{function}({name!r})"
+
+
+def _is_private_import(name: str) -> bool:
+    return _is_private_module(name) or any(map(is_private, name.split(".")))
 
 
 def _is_private_module(name: str) -> bool:
@@ -151,6 +158,15 @@ FORBIDDEN = {
     "from tensorflow.__internal__ import distribute": "1: tensorflow.__internal__.distribute",
     "getattr(tf, '__internal__')": "1: getattr(…, '__internal__')",
     "importlib.import_module('keras.src.backend')": "1: keras.src.backend",
+    "importlib.import_module(name='keras.src')": "1: keras.src",
+    "from importlib import import_module as load\nload('keras.src')": "2: keras.src",
+    "import keras as k\nk.src.backend": "2: keras.src.backend",
+    "import tensorflow as t\nt.python.eager": "2: tf.python.eager",
+    "from keras import losses as l\nl._x": "2: keras.losses._x",
+    "import keras._tf_keras.keras": "1: keras._tf_keras.keras",
+    "from keras._tf_keras import keras": "1: keras._tf_keras.keras",
+    "getattr(keras, 'src')": "1: keras.src",
+    "getattr(tf, 'python')": "1: tf.python",
     "__import__('tensorflow.python')": "1: tensorflow.python",
     "context._context": "1: context._context",
     "tf.config._x()": "1: tf.config._x",

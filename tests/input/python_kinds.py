@@ -170,6 +170,22 @@ def datasets():
     }
 
 
+def shuffled():
+    """A Dataset of the same batches in another order in each pass, and how many it has yielded in each so far."""
+    import tensorflow as tf
+
+    passes = []
+
+    def counted():
+        passes.append(0)
+        for batch in batches():
+            passes[-1] += 1
+            yield batch
+
+    spec = (tf.TensorSpec([None, 12], tf.float32), tf.TensorSpec([None], tf.int64))
+    return tf.data.Dataset.from_generator(counted, output_signature=spec).shuffle(8, seed=1), passes
+
+
 def composite(kind):
     """A Dataset of ragged or sparse inputs, and what makes a compiled model for them."""
     import tensorflow as tf

@@ -7,8 +7,9 @@ import json
 import numpy as np
 import pytest
 
+import tf2dist
 from tests.conftest import sampled
-from tests.input.python_kinds import BROKEN, KINDS, STEPS, Rows, batches, composite
+from tests.input.python_kinds import BROKEN, KINDS, STEPS, Rows, batches, composite, shuffled
 from tests.jobs import run_program
 from tests.models import OPTIMIZERS, classifier, weights
 
@@ -100,6 +101,23 @@ def test_ragged_and_sparse_tensors(results, tf, job, kind):
         np.testing.assert_allclose(logged, losses, rtol=2e-4)
         for a, b in zip(trained, weights(model), strict=True):
             np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "job", sampled(["multiworker", "ps, synchronous", "ps, one worker"], (), ["ps, synchronous", "ps, one worker"])
+)
+def test_calls_one_after_the_other_go_on_in_a_shuffled_dataset(tf, tmp_path, job):
+    """Each reads its own pass and no more, or a later one would have an order that no call has seen."""
+    out, (layout, *arguments) = tmp_path / "out.json", JOBS[job]
+    run_program(layout, "python_data", *arguments, out, "shuffled")
+    found, passes = json.loads(out.read_text())["shuffled"]
+    dataset, expected = shuffled()
+    model = classifier(OPTIMIZERS["sgd"]())
+    for _ in range(3):
+        tf2dist.fit(model, dataset, epochs=1, steps_per_epoch=STEPS)
+    assert passes == expected == [STEPS] * 3
+    for a, b in zip(found, weights(model), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
 
 
 # What is raised in the process that reads, and what that process does not see, each where many wait for it and where

@@ -185,6 +185,28 @@ def test_a_batch_is_cut_for_the_workers_that_are_waited_for(tf, monkeypatch):
         assert updates.first == [updates.begun, updates.begun]
 
 
+@pytest.mark.parametrize("between", [False, True])
+def test_a_worker_that_is_back_may_take_long(monkeypatch, between):
+    """It reads its data anew up to where it goes on, and all others wait: seen between two calls, or in the middle."""
+    from tf2dist.parameter_server import synchronous
+    from tf2dist.runtime import session
+
+    current, update = session.Session(), types.SimpleNamespace(quotas=[2, 0], number=0)
+    update.set_quotas = lambda quotas: setattr(update, "quotas", [*quotas])
+    update.hand_out_more = lambda more, end: None
+    lost = types.SimpleNamespace(begin_updates=lambda: None, find=lambda quotas: [])
+    monkeypatch.setattr(synchronous.session, "current", lambda: current)
+    monkeypatch.setattr(synchronous, "gradient_quotas", lambda workers, needed: [1, 1] if between else [2, 0])
+    watch = synchronous._WorkerWatch(types.SimpleNamespace(count=2), update, 2, 10, lost)
+    assert (current.progress.patience > 1) == between
+    watch._replace_tokens([1, 1])
+    assert current.progress.patience > 3
+    current.progress.made()
+    watch._replace_tokens([1, 1])
+    watch._replace_tokens([2, 0])  # lost again
+    assert current.progress.patience == 1
+
+
 class Updates:
     """Stands for a `SynchronousUpdate` that has made some updates before; two gradients are late each time."""
 

@@ -14,7 +14,7 @@ update, out = sys.argv[2], pathlib.Path(sys.argv[3])
 
 import numpy as np  # noqa: E402
 
-from tests.input.python_kinds import KINDS, STEPS, Rows, batches, composite, datasets  # noqa: E402
+from tests.input.python_kinds import KINDS, STEPS, Rows, batches, composite, datasets, shuffled  # noqa: E402
 from tests.models import OPTIMIZERS, classifier, data  # noqa: E402
 
 options = tf2dist.ParameterServer(update) if sys.argv[1] == "ps" else None
@@ -46,5 +46,12 @@ for kind in {"ragged", "sparse"}.intersection(asked):
             model = compiled()
         history = tf2dist.fit(model, given, epochs=2, steps_per_epoch=STEPS, parameter_server=options)
         results[name] = [np.asarray(v).tolist() for v in model.trainable_variables], history.history["loss"]
+if "shuffled" in asked:
+    dataset, passes = shuffled()
+    with strategy.scope():
+        model = classifier(OPTIMIZERS["sgd"]())
+    for _ in range(3):
+        tf2dist.fit(model, dataset, epochs=1, steps_per_epoch=STEPS, parameter_server=options)
+    results["shuffled"] = [np.asarray(v).tolist() for v in model.trainable_variables], passes
 if leads:
     out.write_text(json.dumps(results))

@@ -154,6 +154,23 @@ def test_the_wait_for_workers_has_a_limit_of_its_own():
         assert "no step" in ended.result(DEADLINE)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("limit", "first_step"), [(0.9, False), (2.0, True)])
+def test_what_another_peer_says_ends_nothing_that_moves(limit, first_step):
+    """Steps are made, with a limit below a whole second; or a first step is under way, which may take longer."""
+    monitor, progress, ended = LeaderMonitor([], LossPolicy(has_servers=False), lambda why: None), Progress(), Future()
+    StallWatch(limit, "this process", progress, ended.set_result, monitor)
+    with progress.call():
+        deadline = time.monotonic() + 3.0
+        while time.monotonic() < deadline:
+            if not first_step:
+                progress.made()
+            monitor._on_stalled()
+            assert stays(ended, 0.02)
+        if first_step:
+            assert "made no step for" in ended.result(DEADLINE)
+
+
 @pytest.mark.parametrize("text", ["soon", "-1", "inf", "nan", "1e999"])
 def test_wrong_seconds(monkeypatch, text):
     monkeypatch.setenv("TF2DIST_STALL_TIMEOUT", text)

@@ -50,6 +50,29 @@ def test_logs_that_lack_updates_are_said_to(strategy, monkeypatch, caplog):
     ]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["one"], indirect=True)
+@pytest.mark.parametrize("said", [0, 5])
+def test_hooks_count_the_batches_that_were_used_after_a_loss(strategy, monkeypatch, said):
+    """A lost execution of two steps, both applied, says that it made none, or more than there were."""
+    from tf2dist.execution.replica_dispatcher import ReplicaDispatcher
+
+    next_result, lost, seen = ReplicaDispatcher.next_result, [], []
+
+    def loses_the_second(dispatcher):
+        result = next_result(dispatcher)
+        lost.append(result)
+        return dataclasses.replace(result, steps=said, sums=None) if len(lost) == 2 else result
+
+    class Seen(tf2dist.ExecutionCallback):
+        def on_train_batch_end(self, batch, logs=None):
+            seen.append(batch)
+
+    monkeypatch.setattr(ReplicaDispatcher, "next_result", loses_the_second)
+    fitted(strategy, steps_per_execution=2, callbacks=[Seen()])
+    assert [batch for batch in seen if batch >= STEPS - 1] == [STEPS - 1] * 3
+
+
 @pytest.mark.parametrize("strategy", ["one"], indirect=True)
 def test_a_wrong_call_that_is_found_in_a_traced_function(strategy, tf):
     """AutoGraph lets the error through, which the launcher shows in one line."""

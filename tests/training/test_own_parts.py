@@ -4,6 +4,7 @@ On several replicas each part is tried on slices of a batch.
 """
 
 import logging
+import types
 
 import keras
 import numpy as np
@@ -254,3 +255,53 @@ def test_what_a_metric_says_of_itself_is_tried(tf, merges, why):
     model, (x, y) = on_two_replicas(layers.Dense(1), metrics=[Wrong()]), data()
     with pytest.raises(ValueError, match=why):
         tf2dist.fit(model, x, y, batch_size=4, verbose=0)
+
+
+class KeptForEver(Extremes):
+    """Its largest number outlives its resets; it says how copies on replicas are read."""
+
+    def __init__(self, aggregation="sum"):
+        keras.metrics.Metric.__init__(self, name="kept")
+        below = keras.initializers.Constant(-np.inf)
+        self.best = self.add_variable((), below, aggregation=aggregation, name="best")
+
+    state_merges = types.MappingProxyType({"best": "max"})
+    resets = False
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.best.assign(ops.maximum(self.best, ops.max(y_pred)))
+
+    def reset_state(self):
+        if self.resets:
+            self.best.assign(-np.inf)
+
+    def result(self):
+        return 1.0 * self.best
+
+
+def test_a_largest_number_that_outlives_its_reset(tf):
+    """Keras's own step keeps it on one device, and several replicas would begin with anything."""
+    model, theirs, (x, y) = regression(KeptForEver()), regression(KeptForEver()), data()
+    wanted = theirs.fit(x, y, batch_size=4, epochs=2, shuffle=False, verbose=0).history["kept"]
+    assert tf2dist.fit(model, x, y, batch_size=4, epochs=2, shuffle=False).history["kept"] == pytest.approx(wanted)
+    model = on_two_replicas(layers.Dense(1), metrics=[KeptForEver()])
+    with pytest.raises(ValueError, match="names 'best', and reset_state leaves it as it is"):
+        tf2dist.fit(model, x, y, batch_size=4, verbose=0)
+
+
+@pytest.mark.parametrize("aggregation", ["sum", "mean", "only_first_replica"])
+def test_copies_of_a_state_hold_what_is_read_of_them(tf, aggregation):
+    class Kept(KeptForEver):
+        resets = True
+
+    model, (x, y) = on_two_replicas(layers.Dense(1), metrics=[Kept(aggregation)]), data()
+    history = tf2dist.fit(model, x, y, batch_size=4, verbose=0).history
+    kept = next(m for m in model.metrics if m.name == "compile_metrics").metrics[0]
+    assert float(kept.result()) == pytest.approx(history["kept"][-1], rel=1e-6)
+
+
+def regression(metric):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((3,)), layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.01), "mse", metrics=[metric])
+    return model

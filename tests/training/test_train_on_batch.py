@@ -239,6 +239,34 @@ def test_weights_and_types_may_differ_between_calls(strategy):
 
 
 @one
+def test_a_batch_that_is_lost_with_its_worker_is_given_again(strategy, monkeypatch):
+    """As where nobody knows which batches a lost worker had used: that of several GPUs."""
+    from tf2dist.execution.dispatcher_interface import ExecutionResult
+    from tf2dist.execution.replica_dispatcher import ReplicaDispatcher
+
+    schedule, calls = ReplicaDispatcher.schedule, []
+
+    def loses_the_second(dispatcher, execution, stream, steps, *args):
+        calls.append(steps)
+        if len(calls) != 2:
+            return schedule(dispatcher, execution, stream, steps, *args)
+        next(stream.iterator)
+        dispatcher._results.append(ExecutionResult(0, None, 0.0))
+        return steps
+
+    monkeypatch.setattr(ReplicaDispatcher, "schedule", loses_the_second)
+    model, theirs, (x, y) = classifier(OPTIMIZERS["sgd"]()), classifier(OPTIMIZERS["sgd"]()), data()
+    step = tf2dist.step(model)
+    for begin in (0, 16, 32):
+        given = x[begin : begin + 16], y[begin : begin + 16]
+        logs, wanted = step(*given), theirs.train_on_batch(*given, return_dict=True)
+        assert {name: float(value) for name, value in logs.items()} == pytest.approx(wanted, rel=1e-4)
+    assert (len(calls), tf2dist.updates(model)) == (4, 3)
+    for a, b in zip(weights(model), weights(theirs), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
+
+
+@one
 def test_an_error_in_an_update_leaves_nothing_behind(strategy):
     model = embedder(OPTIMIZERS["sgd"]())
     step, (words, labels) = tf2dist.step(model), sentences()

@@ -30,7 +30,8 @@ class MetricMerges:
       kinds: of the variables that are not added up, by position: "max" or "min".
 
     Raises:
-      UsageError: a `state_merges` is no such dictionary, or a metric has no such variable, or one of 64-bit integers.
+      UsageError: a `state_merges` is no such dictionary, or a metric has no such variable, or one of 64-bit integers,
+        or `reset_state` leaves it as it was.
     """
 
     def __init__(self, metrics: Sequence[keras.metrics.Metric]) -> None:
@@ -40,8 +41,7 @@ class MetricMerges:
         for metric in metrics:
             if found := _kinds(metric):
                 kinds |= found
-                states = zip(metric.variables, states_after_reset(metric), strict=True)
-                self._beginnings |= {id(v): state for v, state in states if id(v) in found}
+                self._beginnings |= _beginnings(metric, found)
         self.kinds = {n: kinds[id(v)] for n, v in enumerate(self.variables) if id(v) in kinds}
 
     def begin(self) -> list[tf.Tensor]:
@@ -93,9 +93,26 @@ def _kinds(metric: keras.metrics.Metric) -> dict[int, str]:
     return found
 
 
-def states_after_reset(metric: keras.metrics.Metric) -> list[np.ndarray]:
-    """What `reset_state` would leave in the metric's variables, which stay as they are."""
+def _beginnings(metric: keras.metrics.Metric, kinds: Mapping[int, str]) -> dict[int, np.ndarray]:
+    """What the variables in `kinds` begin with, by id."""
+    found: dict[int, np.ndarray] = {}
+    for variable, one, other in zip(
+        metric.variables, states_after_reset(metric), states_after_reset(metric, 2), strict=True
+    ):
+        if id(variable) in kinds:
+            if not np.array_equal(one, other, equal_nan=one.dtype.kind == "f"):
+                raise UsageError(
+                    f"{_ATTRIBUTE} of metric {metric.name} ({type(metric).__name__}) names {variable.name!r}, and "
+                    "reset_state leaves it as it is: it must assign what the variable begins with"
+                )
+            found[id(variable)] = one
+    return found
+
+
+def states_after_reset(metric: keras.metrics.Metric, before: int = 1) -> list[np.ndarray]:
+    """What `reset_state` would leave in the metric's variables, full of `before`; they stay as they are."""
     # It may hold what an epoch has left, which is over when the next one or an evaluation begins.
-    with keras.StatelessScope([(v, keras.ops.ones(v.shape, v.dtype)) for v in metric.variables]) as scope:
+    full = [(v, keras.ops.cast(keras.ops.full(v.shape, before), v.dtype)) for v in metric.variables]
+    with keras.StatelessScope(full) as scope:
         metric.reset_state()
     return [np.asarray(keras.ops.convert_to_numpy(scope.get_current_value(v))) for v in metric.variables]

@@ -108,7 +108,9 @@ class AsynchronousDispatcher:
             return batches if data.element_per_replica else one_slice_an_element(batches, self._slices)
 
         if data.needs_this_process:
-            batches = data.training_batches(data.local_tensors(), self._slices, start)
+            # Where it is not known which batches were used, lost steps are made with later ones, beyond `stop`.
+            last = stop if self._by_number else None
+            batches = data.training_batches(data.local_tensors(), self._slices, start, stop=last)
             self._sent = SentBatches(batches, start)
             return _Stream(self._sent, None)
         return _Stream(self._pool.open_iterators(dataset, data.remote_arrays()), None)

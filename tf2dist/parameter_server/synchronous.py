@@ -137,7 +137,7 @@ class SynchronousDispatcher:
 
         numbers = self._pool.open_iterators(lambda _: repeat_element(this_worker()), on_host=True)
         if data.needs_this_process:
-            batches = SentBatches(data.training_batches(data.local_tensors(), ReplicaSlices(), start), 0)
+            batches = SentBatches(data.training_batches(data.local_tensors(), ReplicaSlices(), start, stop=stop), 0)
             self._sent_batches = 0
         else:
             batches = self._pool.open_iterators(dataset, data.remote_arrays())
@@ -279,7 +279,7 @@ class _WorkerWatch:
         self._lost_tokens = lost_tokens
         lost_tokens.begin_updates()
         self._quotas = gradient_quotas(pool.count, needed)
-        update.set_quotas(self._quotas)
+        self._set_quotas(self._quotas)
         self._error: Exception | None = None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -307,11 +307,16 @@ class _WorkerWatch:
             except tf.errors.OpError:  # of a server that does not answer: `raise_failure` says so if it stays so
                 continue
 
+    def _set_quotas(self, quotas: list[int]) -> None:
+        if any(new and not old for new, old in zip(quotas, self._update.quotas, strict=True)):
+            session.current().progress.compiles(reads_again=True)  # by a worker that is back, for which all others wait
+        self._update.set_quotas(quotas)
+
     def _replace_tokens(self, quotas: list[int]) -> None:
         """Hands out the tokens of workers that are lost, and those that were lost with a connection."""
         if quotas != self._quotas:
             more = [max(0, new - old) for new, old in zip(quotas, self._quotas, strict=True)]
-            self._update.set_quotas(quotas)
+            self._set_quotas(quotas)
             self._update.hand_out_more(more, self._end)
             self._quotas = quotas
             self._lost_tokens.begin_updates()

@@ -42,12 +42,16 @@ class SynchronousUpdate:
       pool, step: who computes what.
       counter: counts the updates.
       needed: gradients that make up an update.
+
+    Attributes:
+      quotas: how many gradients of an update each worker computes.
     """
 
     def __init__(self, pool: WorkerPool, step: GradientStep, counter: UpdateCounter, needed: int):
         self._strategy, self._step, self._needed = pool.strategy, step, needed
         self._model, self._workers = step.model, pool.count
         self._counter = counter
+        self.quotas = [1] * pool.count
         # Each worker sends every row of these once; a row that several of them use is to be applied once too.
         sharded = [layer for layer in layers_of(step.model) if isinstance(layer, ShardedEmbedding)]
         self._distinct = {id(shard) for layer in sharded for shard in layer.embeddings}
@@ -84,6 +88,7 @@ class SynchronousUpdate:
     def set_quotas(self, quotas: Sequence[int]) -> None:
         """Sets how many gradients of an update each worker computes."""
         self._quotas.assign(quotas)
+        self.quotas = [*quotas]
 
     def _queue(self, name: str, dtypes):
         # Made wherever it is used: an existing queue with this name is the same one.

@@ -83,7 +83,8 @@ class StallWatch:
         elif self._monitor is not None:
             states |= self._monitor.ask(_ANSWER_SECONDS)
         ages = [state.seconds for state in states.values() if state and state.place != stall_diagnosis.Place.SERVES]
-        if ages and min(ages) < int(self._limit):
+        # They are whole seconds. This process may be at a first step, which may take longer.
+        if ages and min(ages) < max(1, int(self._limit * self._progress.patience)):
             return
         why = stall_diagnosis.waits_for(states, self._progress.busy_workers())
         if isinstance(self._monitor, LeaderMonitor):

@@ -209,8 +209,11 @@ class TrainingLoop:
         # Applied updates count: some steps of an execution that was on a dying worker are missing, and made again.
         while step < end and not self._ends_early(finished):
             self._data.allow(end - step - self._dispatcher.unused_batches)
-            finished = self._run_until(end, stream, step, finished)
+            told = self._run_until(end, stream, step, finished)
             step = self._dispatcher.global_step
+            finished = step - epoch * self._steps_per_epoch
+            if finished > told:  # steps of an execution whose result is lost
+                self._callbacks.on_train_batch_end(finished - 1, sums.logs() if self._needs_batch_logs else None)
             session.current().report_step(step)
         self._data.end_epoch()
         if self._logged_steps < step - begin:
@@ -231,7 +234,7 @@ class TrainingLoop:
           finished: steps of the epoch so far.
 
         Returns:
-          `finished` after it.
+          `finished` after it, without the steps of executions whose results are lost.
         """
         dispatcher, callbacks, model = self._dispatcher, self._callbacks, self._model
         in_flight, lost, progress = 0, False, session.current().progress
@@ -262,8 +265,11 @@ class TrainingLoop:
                 return finished
             with data_validation.data_may_fail(self._data), progress.steps():
                 result = dispatcher.next_result()
-            finished, in_flight, step = finished + result.steps, in_flight - 1, step - result.given_back
-            lost = lost or result.sums is None
+            in_flight, step = in_flight - 1, step - result.given_back
+            if result.sums is None:  # some of its steps may be applied
+                lost = True
+                continue
+            finished += result.steps
             if not result.steps:
                 continue
             progress.made()
@@ -302,12 +308,11 @@ class TrainingLoop:
         return bool(self._model.stop_training and finished and not self._dispatcher.has_gaps)
 
     def _account(self, result: ExecutionResult) -> None:
+        assert result.sums is not None
         self._tuner.observe(result.steps, result.seconds)
         dropped = result.dropped_gradients
         if dropped is not None:
             self._dropped_gradients = (self._dropped_gradients or 0) + dropped
-        if result.sums is None:
-            return
         self._logged_steps += result.steps
         self._sums.add(result.sums)
         self._state.set_epoch_sums(self._sums.values)

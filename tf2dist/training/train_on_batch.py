@@ -127,7 +127,7 @@ class TrainOnBatch:
                 batch = batch if before is None else as_dtypes(before, batch)
                 stream = self._stream_of(prepared, before, spec_of(batch))
                 stream.data.give(batch)
-                logs = self._make_update(stream)
+                logs = self._make_update(stream, batch)
                 self._specs[has_weights] = stream.spec
                 return logs
             except BaseException:
@@ -155,7 +155,7 @@ class TrainOnBatch:
         self._open = _Open(prepared, prepared.streams_opened, spec, data, stream, step)
         return self._open
 
-    def _make_update(self, stream: _Open) -> dict[str, Any]:
+    def _make_update(self, stream: _Open, batch: Any) -> dict[str, Any]:
         """Trains on the batch that was given; returns its logs."""
         dispatcher, progress = stream.prepared.dispatcher, session.current().progress
         sums, end, is_lost = MetricSums(stream.step), dispatcher.global_step + 1, True
@@ -163,6 +163,8 @@ class TrainOnBatch:
             with data_validation.data_may_fail(stream.data), progress.steps():
                 dispatcher.schedule(stream.prepared.train_function, stream.stream, 1)
                 result = dispatcher.next_result()
+            if dispatcher.global_step < end and not dispatcher.unused_batches:
+                stream.data.give(batch)  # what was read of it is lost with the worker
             if result.sums is not None:
                 sums.add(result.sums)
                 is_lost = False
