@@ -3,6 +3,8 @@
 import sys
 import traceback
 
+import keras
+
 from tf2dist import make_strategy
 from tf2dist.compat.tracing_detection import traces
 
@@ -26,3 +28,16 @@ def test_threads_of_replicas_and_the_one_that_waits_for_them(tf):
     assert not _is_tracing()
     run()
     assert found == [True, True, True]
+
+
+def test_a_model_that_is_built(tf):
+    found = []
+
+    class Looks(keras.layers.Layer):
+        def call(self, inputs):
+            found.append(_is_tracing())
+            return inputs
+
+    Looks()(keras.Input((3,)))
+    Looks()(tf.zeros([1, 3]))
+    assert found == [True, False]

@@ -14,7 +14,9 @@ from tf2dist.compat.model import parts_of_metric
 from tf2dist.errors import UsageError
 
 _ATTRIBUTE = "state_merges"
-_TOO_WIDE = ("int64", "uint64", "bool")  # for what is added up in float64 elsewhere, and for a maximum
+# Sums of peers are made in float64, which does not hold all wider integers; and collectives send no narrower ones, no
+# booleans and no bfloat16.
+_DTYPES = ("float16", "float32", "float64", "int32")
 _MERGES = {"max": (np.maximum, tf.maximum), "min": (np.minimum, tf.minimum)}
 
 
@@ -30,8 +32,8 @@ class MetricMerges:
       kinds: of the variables that are not added up, by position: "max" or "min".
 
     Raises:
-      UsageError: a `state_merges` is no such dictionary, or a metric has no such variable, or one of 64-bit integers,
-        or `reset_state` leaves it as it was.
+      UsageError: a `state_merges` is no such dictionary, or a metric has no such variable, or one of another dtype than
+        float16, float32, float64 or int32, or `reset_state` leaves it as it was.
     """
 
     def __init__(self, metrics: Sequence[keras.metrics.Metric]) -> None:
@@ -87,8 +89,8 @@ def _kinds(metric: keras.metrics.Metric) -> dict[int, str]:
         raise UsageError(f"{who} names {unknown[0]!r}, and its variables are {', '.join(sorted(names)) or 'none'}")
     for variable in variables:
         if (kind := declared.get(variable.name, "sum")) != "sum":
-            if keras.backend.standardize_dtype(variable.dtype) in _TOO_WIDE:
-                raise UsageError(f"{who} names {variable.name!r} of dtype {variable.dtype}: use float64 or int32")
+            if keras.backend.standardize_dtype(variable.dtype) not in _DTYPES:
+                raise UsageError(f"{who} names {variable.name!r} of dtype {variable.dtype}: use {' or '.join(_DTYPES)}")
             found[id(variable)] = kind
     return found
 
