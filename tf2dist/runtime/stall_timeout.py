@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -75,6 +76,7 @@ class StallWatch:
 
     def _on_stall(self) -> None:
         """Ends the process if the job stands still. Returns if it does not, or if the task that leads decides."""
+        began = time.monotonic()
         states: dict[str, State | None] = {self._name: self._progress.state()}
         if isinstance(self._monitor, FollowerMonitor):
             if self._monitor.tell_of_stall(_LEADER_SECONDS):
@@ -90,8 +92,8 @@ class StallWatch:
         if isinstance(self._monitor, LeaderMonitor):
             self._monitor.have_stacks_logged(_ANSWER_SECONDS)
         stall_diagnosis.log_stacks()
-        since = f"{max([*ages, int(self._limit)])} s"
+        since = max([*ages, int(self._limit)]) + int(time.monotonic() - began)  # tasks that do not answer take time
         self._end(
-            f"the job has made no step for {since}, and waits for {why}; {environment_variables.STALL_TIMEOUT} is "
+            f"the job has made no step for {since} s, and waits for {why}; {environment_variables.STALL_TIMEOUT} is "
             f"{self._limit:g} s, and the stacks of all tasks that answer are in their logs"
         )
