@@ -24,4 +24,4 @@ SOME = ("one", "mirrored-2", "central-2", "multiworker-2", "ps-sync-2", "ps-1")
 def test_trains_as_keras_does(reference, name):
     report = Search(SETTINGS[name], reference).run(SEEDS)
     assert not report.mismatches, "\n".join(map(str, report.mismatches))
-    assert len(report.equal) > len(SEEDS) // 2, report
+    assert len(report.equal) >= len(SEEDS) // 2, report  # with local_steps steps of the model's own are refused

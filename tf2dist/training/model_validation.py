@@ -81,7 +81,10 @@ def check_custom_step(model: keras.Model, own: str, options: ParameterServer) ->
         elif strategy.num_replicas_in_sync > 1:
             needs = f"the {strategy.num_replicas_in_sync} devices of each worker compute each a part of its batch"
         if needs:
-            why = "" if own.endswith("_step") else ", whose logs are no metrics, so that train_step runs as it is"
+            why = {
+                "train_step": "",
+                "test_step": ", and train_step of such a model runs as it is, too",
+            }.get(own, ", whose logs are no metrics, so that train_step runs as it is")
             raise UsageError(
                 f"{type(model).__name__} overrides {own}{why}: such a step applies its gradients itself, and {needs}; "
                 "use compile(loss, metrics) and compute_loss, workers with one device and asynchronous updates, or "
