@@ -58,6 +58,50 @@ def test_the_job_goes_on_with_fewer_workers_where_it_may(run, tmp_path, monkeypa
     assert (tmp_path / "logs" / "worker-3.log").read_text().count("of ") == 1
 
 
+WAITS = """
+import sys, time
+from tf2dist.launch.process import Process
+from tf2dist.launch.supervisor import supervise
+
+def next_attempt(killed):
+    print("waits", repr(killed), flush=True)
+    time.sleep(float(sys.argv[2]))
+
+fails = Process("worker 0", (sys.executable, "-c", sys.argv[1]), command=True)
+settings = {"max_restarts": 1, "timeout": float(sys.argv[4])} if len(sys.argv) > 4 else {"max_restarts": 1}
+sys.exit(supervise([fails], next_attempt=next_attempt, patience=float(sys.argv[3]), **settings).status)
+"""
+KILLED = "import os; os.kill(os.getpid(), 9)"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fails", [KILLED, "import sys; sys.exit(75)"])
+def test_an_interrupt_while_nothing_can_be_started_yet(fails):
+    command = [sys.executable, "-c", WAITS, fails, "1000", "1000"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == ("waits 'worker 0'\n" if fails == KILLED else "waits ''\n")
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert error.endswith("launch: the job is not started again: ended by SIGINT\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("limits", "status", "said"),
+    [
+        (["0", "1"], 137, "the job is not started again\n"),
+        (["3", "100", "2"], 1, "not started again: the time of the job was up when it was to be started again\n"),
+    ],
+)
+def test_a_job_that_cannot_be_started_again_in_time(limits, status, said):
+    done = subprocess.run(
+        [sys.executable, "-c", WAITS, KILLED, *limits], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == status
+    assert done.stderr.endswith(said)
+
+
 @pytest.mark.slow
 def test_a_worker_that_has_failed_by_itself_is_not_left_out(run):
     """Others would fail as it has."""

@@ -106,7 +106,7 @@ from tf2dist.launch.backends import ssh_remote_agent
 from tf2dist.system import linux
 child = subprocess.Popen(["sleep", "1000"])
 kill, linux.kill = linux.kill, lambda pids, signum: None
-ssh_remote_agent._LAST_GRACE = ssh_remote_agent._KILLED = 0.1
+ssh_remote_agent.LAST_GRACE = ssh_remote_agent.KILLED = 0.1
 ssh_remote_agent.RemoteAgent._end_descendants(None)
 print("left")
 child.kill()

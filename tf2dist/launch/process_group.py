@@ -122,11 +122,10 @@ class ProcessGroup:
 
     @property
     def killed(self) -> str:
-        """The name of the process that ended the group since a signal had ended it, or its host was lost; or empty."""
-        if self._failed is None:
+        """The name of the process that ended the group since it was killed by SIGKILL; empty if none was."""
+        if self._failed is None or self._statuses[self._failed] != -signal.SIGKILL:
             return ""
-        process, status = self._processes[self._failed], self._statuses[self._failed]
-        return process.name if status < 0 or status == process.lost_status else ""
+        return self._processes[self._failed].name
 
     @property
     def was_preempted(self) -> bool:

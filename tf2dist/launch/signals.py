@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
+from collections.abc import Generator
 from typing import Any, NamedTuple
 
 
@@ -27,6 +29,13 @@ def response(signum: signal.Signals, *, repeated: bool) -> Response:
     return Response(128 + signum, f"ended by {signum.name}", kills=repeated)
 
 
+class Interrupted(Exception):
+    """A signal has come, inside of `SignalPipe.raising`."""
+
+    def __init__(self, signum: int) -> None:
+        self.signum = signal.Signals(signum)
+
+
 class SignalPipe:
     """While this context is open, SIGINT, SIGTERM and SIGHUP do nothing but make `fd` readable.
 
@@ -36,6 +45,8 @@ class SignalPipe:
 
     WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
+    _raises = False
+
     def __enter__(self) -> SignalPipe:
         self.fd, self._end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._before: dict[signal.Signals, Any] = {}
@@ -43,7 +54,7 @@ class SignalPipe:
             self._wakeup = signal.set_wakeup_fd(self._end, warn_on_full_buffer=False)
             for signum in self.WATCHED:
                 if signal.getsignal(signum) is not signal.SIG_IGN:
-                    self._before[signum] = signal.signal(signum, lambda signum, frame: None) or signal.SIG_DFL
+                    self._before[signum] = signal.signal(signum, self._handle) or signal.SIG_DFL
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -53,6 +64,20 @@ class SignalPipe:
             signal.set_wakeup_fd(self._wakeup)
         os.close(self.fd)
         os.close(self._end)
+
+    def _handle(self, signum: int, frame: object) -> None:
+        if self._raises:
+            self._raises = False  # one is enough
+            raise Interrupted(signum)
+
+    @contextlib.contextmanager
+    def raising(self) -> Generator[None]:
+        """Returns a context for what waits for other things than `fd`: the first signal raises `Interrupted` in it."""
+        self._raises = True
+        try:
+            yield
+        finally:
+            self._raises = False
 
     def read(self) -> list[signal.Signals]:
         """Returns the signals that came since the last call; call it when `fd` is readable."""

@@ -23,7 +23,7 @@ from tf2dist.launch.process import Process
 from tf2dist.launch.process_group import ProcessGroup
 from tf2dist.launch.process_group_settings import Settings
 from tf2dist.launch.restart_budget import PREEMPTIONS, RestartBudget
-from tf2dist.launch.signals import SignalPipe
+from tf2dist.launch.signals import Interrupted, SignalPipe, response
 from tf2dist.system.environment_variables import STEP_FILE
 from tf2dist.system.output_files import write_text
 from tf2dist.system.step_file import StepFile
@@ -98,8 +98,8 @@ def supervise(
 
     Args:
       processes: started in this order; their names differ.
-      next_attempt: called before all of them are started again, with the name of the one that was killed or lost with
-        its host, empty if none was; returns those to start, or None if they cannot be started yet. Without it they are
+      next_attempt: called before all of them are started again, with the name of the one that SIGKILL has ended
+        first, empty if none was; returns those to start, or None if they cannot be started yet. Without it they are
         the same ones again.
       patience: seconds during which `next_attempt` is called again and again if they cannot be.
       **settings: see `settings.Settings`.
@@ -121,7 +121,8 @@ def supervise(
             inherited = [fd]
             env = {STEP_FILE: f"/proc/self/fd/{fd}"}
         signals = stack.enter_context(SignalPipe())
-        while True:
+        result: Result | None = None
+        while result is None:
             attempt = [replace(process, env={**process.env, **env}) for process in processes]
             group = ProcessGroup(attempt, wanted, logs, budget, injector, inherited)
             if deadline is not None:
@@ -138,35 +139,50 @@ def supervise(
             elif group.may_be_restarted and budget.take_job():
                 left = budget.job
             else:
-                break
+                result = Result(group.status, group.reason, group.statuses)
+                continue
             if next_attempt is not None:
-                found = _wait_for_next(functools.partial(next_attempt, group.killed), signals, patience, deadline)
-                if found is None:
-                    break
-                processes = found
-            _say(f"the job is started again ({left} more to go)")
+                why = ""
+                try:
+                    with signals.raising():
+                        found = _wait_for_next(functools.partial(next_attempt, group.killed), patience, deadline)
+                except Interrupted as interrupted:
+                    status, why, _ = response(interrupted.signum, repeated=False)
+                    result = Result(status, why, group.statuses)
+                except TimeoutError as late:
+                    why = str(late)
+                    result = Result(1, why, group.statuses)
+                else:
+                    result = None if found else Result(group.status, group.reason, group.statuses)
+                    processes = found or processes
+                if result is not None:
+                    say(f"the job is not started again: {why}" if why else "the job is not started again")
+                    continue
+            say(f"the job is started again ({left} more to go)")
         if injector is not None and wanted.faults is not None:
-            _report_recovery(injector, wanted.faults, group.status)
+            _report_recovery(injector, wanted.faults, result.status)
     if logs and logs.problem:
-        _say(f"--logs={wanted.logs}: not everything could be written: {logs.problem}")
-    return Result(group.status, group.reason, group.statuses)
+        say(f"--logs={wanted.logs}: not everything could be written: {logs.problem}")
+    return result
 
 
 def _wait_for_next(
-    next_attempt: Callable[[], Sequence[Process] | None],
-    signals: SignalPipe,
-    patience: float,
-    deadline: float | None,
+    next_attempt: Callable[[], Sequence[Process] | None], patience: float, deadline: float | None
 ) -> Sequence[Process] | None:
-    """The processes of the next attempt; None if none can be started in time, or a signal has come meanwhile."""
+    """The processes of the next attempt; None if they cannot be started in time.
+
+    Raises:
+      TimeoutError: the time of the job is up.
+    """
     end = time.monotonic() + patience
-    end = end if deadline is None else min(end, deadline)
-    while (found := next_attempt()) is None:
-        left = end - time.monotonic()
-        if left <= 0 or select.select([signals.fd], [], [], min(left, _TRY_AGAIN_SECONDS))[0]:
-            _say("the job is not started again")
-            return None
-    return found
+    while True:
+        found = next_attempt()
+        now = time.monotonic()
+        if deadline is not None and now > deadline:
+            raise TimeoutError("the time of the job was up when it was to be started again")
+        if found is not None or now > end:
+            return found
+        time.sleep(_TRY_AGAIN_SECONDS)
 
 
 @contextlib.contextmanager
@@ -184,7 +200,7 @@ def _report_recovery(injector: FaultInjector, plan: FaultPlan, status: int) -> N
     """Says how the job has come through its faults, and writes it to the plan's report."""
     seconds = injector.seconds
     lines = injector.recovery.lines(status, seconds)
-    _say(*(f"chaos: {line}" for line in [*(f"{text} never came" for text in injector.never_came), *lines]))
+    say(*(f"chaos: {line}" for line in [*(f"{text} never came" for text in injector.never_came), *lines]))
     if plan.report:
         report = json.dumps(
             {"seed": plan.seed, **injector.recovery.report(status, seconds), "never_came": injector.never_came},
@@ -193,11 +209,11 @@ def _report_recovery(injector: FaultInjector, plan: FaultPlan, status: int) -> N
         try:
             write_text(plan.report, report + "\n")
         except OSError as error:
-            _say(f"--chaos_report={plan.report} cannot be written: {(error.strerror or str(error)).lower()}")
+            say(f"--chaos_report={plan.report} cannot be written: {(error.strerror or str(error)).lower()}")
 
 
-def _say(*lines: str) -> None:
-    """Prints lines, unless nobody reads them."""
+def say(*lines: str) -> None:
+    """Prints lines on standard error, unless nobody reads them."""
     poll = select.poll()
     poll.register(2, select.POLLOUT)
     for line in lines:

@@ -213,6 +213,7 @@ class TrainingLoop:
             step = self._dispatcher.global_step
             finished = step - epoch * self._steps_per_epoch
             if finished > told:  # steps of an execution whose result is lost
+                session.current().progress.made()
                 self._callbacks.on_train_batch_end(finished - 1, sums.logs() if self._needs_batch_logs else None)
             session.current().report_step(step)
         self._data.end_epoch()

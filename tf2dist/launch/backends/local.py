@@ -160,7 +160,7 @@ def _run(
             if lost and (fewer := left.without(lost)) is not None:
                 left = fewer
                 workers = f"{left.count('worker')} of {layout.count('worker')} workers"
-                print(f"launch: {killed} was killed; the job goes on with {workers}", file=sys.stderr, flush=True)
+                supervisor.say(f"{killed} was killed; the job goes on with {workers}")
             return processes()
 
         return supervise(

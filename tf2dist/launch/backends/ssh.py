@@ -7,6 +7,7 @@ import contextlib
 import functools
 import ipaddress
 import json
+import math
 import os
 import re
 import shlex
@@ -16,7 +17,7 @@ import sys
 import time
 import uuid
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +28,7 @@ from tf2dist.cluster.spec import Cluster
 from tf2dist.errors import UsageError
 from tf2dist.launch import cluster_layout, gpu_sharing, supervisor
 from tf2dist.launch.backend import Backend
-from tf2dist.launch.backends import ssh_connection
+from tf2dist.launch.backends import ssh_connection, ssh_remote_agent
 from tf2dist.launch.cluster_layout import LOCALHOST, Layout, PlacedTask
 from tf2dist.launch.gpu_sharing import GpuSharing
 from tf2dist.launch.process import Process
@@ -41,6 +42,8 @@ from tf2dist.system.environment_variables import JOB_ID, LAUNCHED_AT, LOSS_STATU
 _FORWARDED = ("TF_", "TF2DIST_", "TFDS_", "KERAS_", "XLA_", "GRPC_", "NCCL_", "CUDA_", "OMP_", "PYTHON")
 # sshd drops connections when more than ten of them have not yet proved who they are (MaxStartups in sshd_config).
 _CONNECTIONS_AT_ONCE, _CONNECTION_INTERVAL = 8, 2.0  # connections to a host, and seconds until the next ones
+# Seconds after which nothing runs any more on a host that cannot be reached.
+_TASKS_GONE = ssh_remote_agent.HEARTBEAT_TIMEOUT + ssh_remote_agent.LAST_GRACE + ssh_remote_agent.KILLED
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # of which a shell can be told
 _NOT_FORWARDED = ("TF_CONFIG", "PYTHONHOME", "PYTHONSTARTUP")
 
@@ -102,7 +105,7 @@ class SshBackend:
         status = supervise(
             job.processes(),
             next_attempt=job.next_attempt if elastic else None,
-            patience=rendezvous.START_TIMEOUT if options.start_timeout is None else options.start_timeout,
+            patience=_TASKS_GONE + (options.start_timeout or rendezvous.start_timeout()),
             preload=("tf2dist.launch.backends.ssh_remote_agent",),
             loss_summary=layout.loss_summary,
             **settings,
@@ -150,6 +153,7 @@ class _RemoteJob:
         self._directory, self._program, self._layout = directory, program, layout
         self._job_id = uuid.uuid4().hex
         self._said = ""  # why the next attempt could not begin
+        self._over = math.inf  # when the last attempt was, by the monotonic clock; inf while one is under way
 
     def orders(self, layout: Layout) -> list[dict[str, Any]]:
         """What `ssh_connection` is to do for each task, and the order for the remote agent."""
@@ -157,28 +161,32 @@ class _RemoteJob:
         numbers = _occurrences([place.host for place in layout.placed])
         return [self._order(place, number, cluster) for place, number in zip(layout.placed, numbers, strict=True)]
 
-    def processes(self) -> list[Process]:
-        """The processes of an attempt, on the hosts that answer.
+    def processes(self, leaves_out: Callable[[_Problem], bool] = lambda problem: problem.is_away) -> list[Process]:
+        """The processes of an attempt.
+
+        Args:
+          leaves_out: whether a host with such a problem is left out, if the job may go on without its workers.
 
         Raises:
-          UsageError: names every host that could not run its tasks, and why; but not those that do not answer, if the
-            job may go on with the workers of the others.
+          UsageError: names every other host that could not run its tasks, and why.
         """
         layout, answers = self._layout, self._ask(self._layout)
-        silent = {host: a.text for host, a in answers.items() if isinstance(a, _Problem) and not a.answers}
-        if silent and (fewer := layout.without([place for place in layout.placed if place.host in silent])):
+        problems = {host: answer for host, answer in answers.items() if isinstance(answer, _Problem)}
+        out = {host: problem for host, problem in problems.items() if leaves_out(problem)}
+        if out and (fewer := layout.without([place for place in layout.placed if place.host in out])):
             layout, answers = fewer, self._ask(fewer)
-            for host, problem in silent.items():
-                print(f"launch: {host}: {problem}", file=sys.stderr)
-            workers = f"{layout.count('worker')} of {self._layout.count('worker')} workers"
-            print(f"launch: the job has {workers}", file=sys.stderr, flush=True)
-        problems = [f"{host}: {answer.text}" for host, answer in answers.items() if isinstance(answer, _Problem)]
+            problems = {host: answer for host, answer in answers.items() if isinstance(answer, _Problem)}
         if problems:
-            raise UsageError("; ".join(problems) + "; nothing was started")
+            named = "; ".join(f"{host}: {problem.text}" for host, problem in problems.items())
+            raise UsageError(f"{named}; nothing was started")
+        for host, problem in out.items():
+            supervisor.say(f"{host}: {problem.text}")
+        if out:
+            supervisor.say(f"the job has {layout.count('worker')} of {self._layout.count('worker')} workers")
         sharing = {host: answer for host, answer in answers.items() if not isinstance(answer, _Problem)}
         for host, found in sharing.items():
             if found.note:
-                print(f"launch: {host}: {found.note}", file=sys.stderr)
+                supervisor.say(f"{host}: {found.note}")
         orders, variables = self.orders(layout), gpu_sharing.agreed(sharing)
         for order, place in zip(orders, layout.placed, strict=True):
             order["agent"]["env"] |= variables[str(place.task)]
@@ -196,14 +204,21 @@ class _RemoteJob:
         ]
 
     def next_attempt(self, killed: str) -> list[Process] | None:
-        """As `processes`; None if too few hosts answer, or one has not ended its tasks yet, and a line that says so."""
+        """As `processes`; None, and a line that says why, if there are too few hosts, or tasks may still run on one.
+
+        Those on a host that cannot be reached end by themselves, and would write to the same files until then.
+        """
+        now = time.monotonic()
+        self._over = min(self._over, now)
         try:
-            return self.processes()
+            found = self.processes(lambda problem: now - self._over > _TASKS_GONE)
         except UsageError as error:
             if str(error) != self._said:
-                print(f"launch: {error}", file=sys.stderr, flush=True)
+                supervisor.say(str(error))
             self._said = str(error)
             return None
+        self._said, self._over = "", math.inf
+        return found
 
     def _cluster(self, layout: Layout) -> Cluster:
         return layout.cluster(self._options.port, address=self._addresses.__getitem__)
@@ -269,11 +284,11 @@ class _Problem:
 
     Attributes:
       text: in words.
-      answers: does the host answer?
+      is_away: is there no connection to it? Not where it refuses one, or its name is not known.
     """
 
     text: str
-    answers: bool = True
+    is_away: bool = False
 
 
 def _forwarded_environment(named: Sequence[str], environ: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -329,11 +344,12 @@ def _answer_of(asking: subprocess.Popen[str], order: str, mark: str, deadline: f
     try:
         out, err = asking.communicate(order, timeout=max(0.1, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:
-        return _Problem("it did not answer in time", answers=False)
+        return _Problem("it did not answer in time")
     lines = [line.removeprefix(mark) for line in out.splitlines() if line.startswith(mark)]
     if not lines:
         if asking.returncode == 255:
-            return _Problem(_last_line(err) or "ssh cannot connect", answers=False)
+            said = _last_line(err)
+            return _Problem(said or "ssh cannot connect", is_away=said.startswith("ssh: connect to host"))
         if "No module named 'tf2dist" in err:
             return _Problem("tf2dist is not installed for the Python there; name another one with --python")
         said = _last_line(err) or _last_line(out) or "it says nothing"

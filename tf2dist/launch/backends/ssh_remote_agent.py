@@ -28,8 +28,8 @@ from tf2dist.system import linux
 
 HEARTBEAT_INTERVAL = 2.0  # seconds
 HEARTBEAT_TIMEOUT = 30.0  # seconds without a heartbeat after which the launcher is lost
-_LAST_GRACE = 2.0  # seconds from SIGTERM to SIGKILL once the launcher is lost
-_KILLED = 5.0  # seconds for what was killed to be gone; what waits for a dead file system may never be
+LAST_GRACE = 2.0  # seconds from SIGTERM to SIGKILL once the launcher is lost
+KILLED = 5.0  # seconds for what was killed to be gone; what waits for a dead file system may never be
 _TICK = 0.1
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
@@ -110,7 +110,7 @@ def _taken(port: int) -> str:
 
 def wait_for(port: int) -> None:
     """Waits until the task whose place this one takes has been ended by its own agent and has freed the port."""
-    deadline = time.monotonic() + HEARTBEAT_TIMEOUT + 5 * _LAST_GRACE
+    deadline = time.monotonic() + HEARTBEAT_TIMEOUT + 5 * LAST_GRACE
     if _taken(port):
         print(f"waits for port {port}, which is still in use", file=sys.stderr, flush=True)
     while _taken(port) and time.monotonic() < deadline:  # after that the task itself says what is wrong
@@ -161,10 +161,10 @@ class RemoteAgent:
                     self._on_input(poll)
             now = time.monotonic()
             if now - self._last_heartbeat > HEARTBEAT_TIMEOUT:
-                self._end(_LAST_GRACE)
+                self._end(LAST_GRACE)
             if self._deadline and now > self._deadline:
                 linux.kill([self._child.pid, *linux.descendants(os.getpid())], signal.SIGKILL)
-                if now > self._deadline + _KILLED:
+                if now > self._deadline + KILLED:
                     return 128 + signal.SIGKILL
         self._end_descendants()
         status = self._child.returncode
@@ -180,7 +180,7 @@ class RemoteAgent:
         self._last_heartbeat = time.monotonic()
         if not words:
             poll.unregister(0)
-            self._end(_LAST_GRACE)
+            self._end(LAST_GRACE)
         elif b"end" in words:
             self._end(self._grace)
 
@@ -196,10 +196,10 @@ class RemoteAgent:
 
     def _end_descendants(self) -> None:
         """Ends what the task has left behind."""
-        deadline = time.monotonic() + _LAST_GRACE
+        deadline = time.monotonic() + LAST_GRACE
         linux.kill(linux.descendants(os.getpid()), signal.SIGTERM)
         while linux.has_children():
-            if time.monotonic() > deadline + _KILLED:
+            if time.monotonic() > deadline + KILLED:
                 break
             if time.monotonic() > deadline:
                 linux.kill(linux.descendants(os.getpid()), signal.SIGKILL)
