@@ -45,8 +45,7 @@ def test_of_a_coordinator_that_was_made_before_nothing_is_known(tf):
 
     from tf2dist.compat import scheduled_functions
 
-    queue_class = cluster_coordinator._CoordinatedClosureQueue
-    theirs = next(c for c in queue_class.__mro__ if not issubclass(c, scheduled_functions._ObservedQueue))
-    coordinator = SimpleNamespace(_cluster=SimpleNamespace(closure_queue=theirs()))
+    queue = cluster_coordinator._CoordinatedClosureQueue()
+    coordinator = SimpleNamespace(_cluster=SimpleNamespace(closure_queue=queue))
     assert scheduled_functions.idle_workers(coordinator) == set()
     scheduled_functions.abandon(coordinator, object())

@@ -482,13 +482,15 @@ def task_process(nodes, number):
 @limit
 def test_a_worker_whose_node_is_cut_off_is_done_without(nodes, submit, patient, tmp_path):
     report = tmp_path / "report.json"
-    job = submit("--nodes=3", "--ps=1", "--workers=2", "--", *MNIST, "--epochs=100", f"--report={report}")
+    arguments = ["--nodes=3", "--ps=1", "--workers=2", "--max_restarts=0"]  # else it is started again there, in vain
+    job = submit(*arguments, "--", *MNIST, "--epochs=100", f"--report={report}")
     under_way(job, tmp_path)
     with nodes.cut_off("c"):
         status, said = job.finish(240)
-        assert tasks_end(nodes, "c")
+        until(lambda: not [c for c in nodes.processes("c").values() if c.startswith(sys.executable)])
+    assert nodes.empty("c", within=60.0)  # Slurm ends the task's shell once the node is back
     assert status == 0, said + output(tmp_path)
-    assert "has given no sign of life for 60 s; the job goes on without it" in output(tmp_path)
+    # Whether it counts as lost before the others have done all is a matter of seconds.
     assert json.loads(report.read_text())["steps"] == 100 * 12
 
 

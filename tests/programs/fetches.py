@@ -10,10 +10,12 @@ import sys
 
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
+from tensorflow.python.distribute.coordinator import cluster_coordinator
 from tensorflow.python.distribute.coordinator.values import RemoteValueImpl
 from tensorflow.python.eager import context
 
 from tests.programs.in_process import make_strategy
+from tf2dist.compat import fetched_results, scheduled_functions
 
 whose, workers = sys.argv[1], int(sys.argv[2])
 _DTYPES = (
@@ -21,10 +23,9 @@ _DTYPES = (
     *(tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.complex64),
 )
 
-theirs = RemoteValueImpl._copy_to_local
 strategy = make_strategy(workers)
 if whose == "theirs":
-    RemoteValueImpl._copy_to_local = theirs
+    fetched_results._Result._copy_to_local = RemoteValueImpl._copy_to_local
     pywrap_tfe.TFE_ContextSetRunEagerOpAsFunction(context.context()._handle, True)
 coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
 
@@ -38,4 +39,8 @@ for remote in [coordinator.schedule(ones) for _ in range(20 * workers)]:
     for dtype, one in zip(_DTYPES, remote.fetch(), strict=True):
         assert one == 1
         assert one.dtype == dtype.as_numpy_dtype
+assert whose == "theirs" or isinstance(coordinator._cluster.closure_queue, scheduled_functions._ObservedQueue)
+# Other coordinators, and what they return, stay TensorFlow's.
+assert cluster_coordinator._CoordinatedClosureQueue.__module__ == cluster_coordinator.__name__
+assert RemoteValueImpl(None, None)._copy_to_local.__module__ == RemoteValueImpl.__module__
 print(sum("Identity" in str(name) for name in context.context().list_function_names()), flush=True)

@@ -15,6 +15,8 @@ out = pathlib.Path(sys.argv[1])
 import tensorflow as tf  # noqa: E402
 from tensorflow.python.distribute.coordinator.values import RemoteValueImpl  # noqa: E402
 
+from tf2dist.compat.fetched_results import fetch_without_function  # noqa: E402
+
 errors = {}
 lost = threading.Event()
 
@@ -22,14 +24,15 @@ lost = threading.Event()
 def copy_again_and_again(index):
     """As the coordinator's thread of this worker does."""
     remote = RemoteValueImpl(None, None)
+    fetch_without_function(remote)
     with tf.device(f"/job:worker/task:{index}"):
         remote._set_values(tf.zeros([4 << 20 if index else 4]) + 1.0)
     try:
         while not lost.is_set():
-            RemoteValueImpl._copy_to_local(remote)
+            remote._copy_to_local()
             if index == 1:
                 (out / "under_way").touch()
-        RemoteValueImpl._copy_to_local(remote)
+        remote._copy_to_local()
     except tf.errors.OpError as error:
         errors[index] = str(error)
         lost.set()

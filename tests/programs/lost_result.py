@@ -15,10 +15,13 @@ out = pathlib.Path(sys.argv[1])
 import tensorflow as tf  # noqa: E402
 from tensorflow.python.distribute.coordinator import cluster_coordinator, values  # noqa: E402
 
+from tf2dist.compat.fetched_results import fetch_without_function  # noqa: E402
+
 remote = values.RemoteValueImpl(None, None)
+fetch_without_function(remote)
 with tf.device("/job:worker/task:1"):
     remote._set_values([tf.constant(1) + 1, None, tf.ragged.constant([[1], [2, 3]])])
-assert values.RemoteValueImpl._copy_to_local(remote)[0] == 2
+assert remote._copy_to_local()[0] == 2
 (out / "under_way").write_text("")
 while not (out / "killed").exists():
     time.sleep(0.02)

@@ -9,8 +9,8 @@ from tensorflow.python.eager import context
 from tf2dist.compat.executor_per_thread import in_own_executor
 
 
-def fetch_without_functions() -> None:
-    """Makes the threads of a `ClusterCoordinator`, one for each worker, copy results by `Tensor.numpy`.
+def fetch_without_function(remote: RemoteValueImpl) -> None:
+    """Makes the threads of a `ClusterCoordinator`, one for each worker, copy this result by `Tensor.numpy`.
 
     They call `tf.identity` (RemoteValueImpl._copy_to_local in tensorflow/python/distribute/coordinator/values.py),
     which TensorFlow runs as a function with a part on the worker. What it knows about such parts is in one vector,
@@ -21,12 +21,13 @@ def fetch_without_functions() -> None:
     'tensorflow.eager.Operation.device' contains invalid UTF-8 data"), or the process crashes. Copies by `Tensor.numpy`
     are no functions, and no slower. The main thread may use functions with remote parts, but no second one.
     """
-    RemoteValueImpl._copy_to_local = _copy_to_local
+    remote.__class__ = _Result
 
 
-def _copy_to_local(remote):
-    with in_own_executor(), tf.device(f"/job:{context.get_server_def().job_name}"):
-        return tf.nest.map_structure(_copied, remote._values)
+class _Result(RemoteValueImpl):
+    def _copy_to_local(self):
+        with in_own_executor(), tf.device(f"/job:{context.get_server_def().job_name}"):
+            return tf.nest.map_structure(_copied, self._values)
 
 
 def _copied(value):

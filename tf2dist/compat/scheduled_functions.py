@@ -12,17 +12,23 @@ import tensorflow as tf
 from tensorflow.python.distribute.coordinator import cluster_coordinator
 from tensorflow.python.distribute.coordinator.values import RemoteValueImpl
 
+from tf2dist.compat.fetched_results import fetch_without_function
+from tf2dist.compat.patching import Patch
 
-def observe_scheduling() -> None:
-    """Makes `idle_workers` and `abandon` know what the coordinators that are made from now on do.
 
-    `tf2dist.make_strategy` calls it, and so does whoever trains on a strategy that the user has made.
+def coordinator_of(strategy: tf.distribute.ParameterServerStrategy) -> tf.distribute.coordinator.ClusterCoordinator:
+    """Returns the strategy's only `ClusterCoordinator`, of which the functions here know what it does.
+
+    They know nothing of one that was made before, by `tf.distribute.coordinator.ClusterCoordinator` itself.
     """
-    cluster_coordinator._CoordinatedClosureQueue = _ObservedQueue
+    with Patch(cluster_coordinator, {"_CoordinatedClosureQueue": _ObservedQueue}).applied():
+        return tf.distribute.coordinator.ClusterCoordinator(strategy)
 
 
 class _ObservedQueue(cluster_coordinator._CoordinatedClosureQueue):
     """The queue of scheduled functions; it knows which workers are idle, and drops errors of calls that were given up.
+
+    Results are fetched as `tf2dist.compat.fetched_results` says.
 
     TensorFlow's own knows how many functions are under way, but not at which workers, and gives the error of each to
     whatever is scheduled next (tensorflow/python/distribute/coordinator/cluster_coordinator.py).
@@ -39,6 +45,7 @@ class _ObservedQueue(cluster_coordinator._CoordinatedClosureQueue):
     def put(self, closure, tag=None):
         if tag is None and (remote := closure._output_remote_value_ref()) is not None:
             self._closures[remote] = closure
+            fetch_without_function(remote)
         super().put(closure, tag)
 
     def get(self, timeout=None, tag=None):
@@ -68,7 +75,7 @@ class _ObservedQueue(cluster_coordinator._CoordinatedClosureQueue):
 def idle_workers(coordinator: tf.distribute.coordinator.ClusterCoordinator) -> set[int]:
     """The workers that have nothing to do, those that are gone included; none if there is more to do.
 
-    None either of a coordinator that was made before `observe_scheduling`.
+    None either of a coordinator that was made without `coordinator_of`.
     """
     queue = _queue(coordinator)
     return set(queue.idle) if queue is not None and not queue._queue.qsize() else set()

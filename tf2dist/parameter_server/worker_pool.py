@@ -18,10 +18,10 @@ from tf2dist.compat.scheduled_functions import (
     abandon,
     announce_end,
     cancel_scheduled,
+    coordinator_of,
     has_ended,
     idle_workers,
     interrupted_workers,
-    observe_scheduling,
 )
 from tf2dist.compat.strategy_internals import LOST_TASK_ERRORS, worker_count
 from tf2dist.errors import TrainingError
@@ -51,8 +51,7 @@ class WorkerPool:
         self.slices = ReplicaSlices(count=strategy.num_replicas_in_sync, total=strategy.num_replicas_in_sync)
         self._ends = threading.Condition()  # of scheduled functions
         self._keeps_busy = False
-        observe_scheduling()
-        self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+        self._coordinator = coordinator_of(strategy)
 
     def schedule(self, function, args: tuple) -> Any:
         """Schedules a `tf.function` on the next free worker; returns its remote value."""

@@ -20,10 +20,9 @@ from tf2dist.compat.cancellation_per_thread import cancel_by_own_manager
 from tf2dist.compat.central_storage import aggregate_by_default
 from tf2dist.compat.eager_operations import run_operations_without_functions
 from tf2dist.compat.executor_per_thread import use_own_executors
-from tf2dist.compat.fetched_results import fetch_without_functions
 from tf2dist.compat.gil_released_calls import release_gil_in_remote_calls
 from tf2dist.compat.multiworker_cpu_replicas import multi_worker_mirrored
-from tf2dist.compat.scheduled_functions import observe_scheduling
+from tf2dist.compat.scheduled_functions import coordinator_of
 from tf2dist.compat.strategy_internals import mirrored
 from tf2dist.errors import UsageError
 from tf2dist.runtime import choose_all_reduce, devices, tensorflow_config_proto
@@ -68,9 +67,9 @@ def make_strategy(
     use_own_executors()
     cancel_by_own_manager()
     run_operations_without_functions()
-    observe_scheduling()
-    fetch_without_functions()
-    return tf.distribute.ParameterServerStrategy(_resolver(cluster, member=cluster.task.job == "chief"))
+    strategy = tf.distribute.ParameterServerStrategy(_resolver(cluster, member=cluster.task.job == "chief"))
+    coordinator_of(strategy)  # also for programs that then ask TensorFlow for the strategy's coordinator
+    return strategy
 
 
 @functools.cache
