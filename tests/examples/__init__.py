@@ -1,7 +1,8 @@
 """Programs in the architectures of keras.io's examples, and the same programs with nothing changed but the calls.
 
 Each of `programs` is what people write with Keras alone: made-up data of the example's kind, a model, `model.fit(...)`.
-Its text is run as it is, by Keras on one device, and again with `tf2dist.fit(model, ...)` in the calls' places.
+Its text is run as it is, by Keras on one device, and again with `tf2dist.fit(model, ...)` in the calls' places. So is
+that of each of `upstream`: what threads of Keras and TensorFlow report as failing on a strategy, with made-up data.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from typing import Any
 
 import numpy as np
 
-PROGRAMS = pathlib.Path(__file__).parent / "programs"
-NAMES = tuple(sorted(path.stem for path in PROGRAMS.glob("[!_]*.py")))
+_DIRECTORY = pathlib.Path(__file__).parent
+NAMES, UPSTREAM = (
+    tuple(sorted(path.stem for path in (_DIRECTORY / kind).glob("[!_]*.py"))) for kind in ("programs", "upstream")
+)
 _CALLS = re.compile(r"(?<![\w.])model\.(fit|evaluate|predict)\(")
 RTOL, ATOL = 5e-4, 5e-5
 
@@ -35,7 +38,7 @@ NOT_EQUAL = {
 
 def text_of(name: str, *, ours: bool) -> str:
     """The text of a program, as it is or with our calls in the place of Keras's, and nothing else changed."""
-    text = (PROGRAMS / f"{name}.py").read_text()
+    text = (_DIRECTORY / ("upstream" if name in UPSTREAM else "programs") / f"{name}.py").read_text()
     if not ours:
         return text
     changed, count = _CALLS.subn(r"tf2dist.\1(model, ", text)
