@@ -1,4 +1,4 @@
-"""What threads of Keras and TensorFlow report as failing on a strategy: the reporters' programs, and Keras's numbers."""
+"""What threads of Keras and TensorFlow report as failing on a strategy: programs as there, and Keras's numbers."""
 
 import functools
 import pickle

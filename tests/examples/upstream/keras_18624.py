@@ -1,5 +1,5 @@
-"""https://github.com/keras-team/keras/issues/18624: under parameter servers the optimizer's counter fails on a worker with
-several devices, for want of an aggregation; so does any strategy whose variables are in one place.
+"""https://github.com/keras-team/keras/issues/18624: under parameter servers the optimizer's counter fails on a worker
+with several devices, for want of an aggregation; so does any strategy whose variables are in one place.
 """
 
 import keras

@@ -1,4 +1,4 @@
-"""https://github.com/keras-team/keras/issues/19280: loss and metrics are sums over the replicas, an accuracy above 1."""
+"""https://github.com/keras-team/keras/issues/19280: metrics are sums over the replicas: accuracies above 1."""
 
 import keras
 import numpy as np

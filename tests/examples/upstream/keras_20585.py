@@ -1,4 +1,4 @@
-"""https://github.com/keras-team/keras/issues/20585: TensorFlow's tutorial of several workers fails at the first batch."""
+"""https://github.com/keras-team/keras/issues/20585: TensorFlow's tutorial of several workers fails at once."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""https://github.com/tensorflow/tensorflow/issues/41657: NaN where a replica has no row of a batch, and takes a mean."""
+"""https://github.com/tensorflow/tensorflow/issues/41657: NaN where a replica has no row of a batch."""
 
 import keras
 import numpy as np

@@ -1,5 +1,5 @@
-"""https://github.com/tensorflow/tensorflow/issues/61129: lines of files of unlike lengths, each read once an epoch, without
-a number of steps that has to be guessed.
+"""https://github.com/tensorflow/tensorflow/issues/61129: lines of files of unlike lengths, each once an epoch,
+without a number of steps that has to be guessed.
 """
 
 import pathlib
