@@ -10,6 +10,7 @@ import tensorflow
 import tf2dist
 from tests.conftest import ONE_QUICKLY, sampled, strategies
 from tests.models import CLASSES, FEATURES, OPTIMIZERS, ROWS, classifier, data
+from tf2dist.training import metric_validation
 
 strategy = strategies(ONE_QUICKLY)
 # Where several see a part of the data each.
@@ -90,6 +91,23 @@ class Latest(Largest):
         self.value.assign(keras.ops.max(y_pred) + 1.0)
 
 
+class AnyAboveOne(keras.metrics.Metric):
+    """Its state is true or false."""
+
+    def __init__(self, name="any_above_one"):
+        super().__init__(name=name)
+        self.seen = self.add_weight(shape=(), initializer="zeros", dtype="bool", name="seen")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.seen.assign(keras.ops.logical_or(self.seen, keras.ops.any(y_pred > 1.0)))
+
+    def result(self):
+        return keras.ops.cast(self.seen, "float32")
+
+    def reset_state(self):
+        self.seen.assign(False)
+
+
 def watching(strategy, metric, model_class=keras.Model, **kwargs):
     with strategy.scope():
         inputs = keras.Input((FEATURES,))
@@ -112,7 +130,9 @@ def test_a_metric_of_a_layer_that_does_not_add_up(strategy, metric, why):
         fit(watching(strategy, metric, metrics=["accuracy"]))
 
 
-@pytest.mark.parametrize("metric", sampled([Largest, Latest, FromTen], [Largest], [Latest, FromTen]))
+@pytest.mark.parametrize(
+    "metric", sampled([Largest, Latest, FromTen, AnyAboveOne], [Largest, AnyAboveOne], [Latest, FromTen])
+)
 @pytest.mark.parametrize("of_layer", [False, True])
 def test_on_one_device_metrics_need_not_add_up(tf, monkeypatch, metric, of_layer):
     result = metric.result
@@ -138,6 +158,14 @@ def test_on_one_device_metrics_need_not_add_up(tf, monkeypatch, metric, of_layer
         np.testing.assert_allclose(found[name], values, rtol=1e-5, err_msg=name)
     evaluated, expected = (f(x, y, verbose=0) for f in (tf2dist.bind(model).evaluate, theirs.evaluate))
     np.testing.assert_allclose(evaluated, expected, rtol=1e-5)
+
+
+def test_a_state_that_is_true_or_false_is_no_sum(tf):
+    model = compiled(tf2dist.make_strategy("one"), metrics=[AnyAboveOne()])
+    fit(model)  # as Keras does
+    spec = tf.nest.map_structure(lambda a: tf.TensorSpec([None, *a.shape[1:]], a.dtype), data())
+    with pytest.raises(ValueError, match=r"AnyAboveOne.*does not add up: its 'seen' is true or false, and no number"):
+        metric_validation.check_metrics(model, spec)
 
 
 def test_a_metric_of_a_layer_that_adds_up(strategy):

@@ -246,7 +246,8 @@ def test_what_a_metric_says_of_itself_is_tried(tf, merges, why):
 
         def __init__(self):
             super().__init__()
-            self.seen = self.add_weight(name="seen", initializer="zeros", dtype="bool")
+            dtype = "bool" if "seen" in merges else "float32"
+            self.seen = self.add_weight(name="seen", initializer="zeros", dtype=dtype)
 
         def reset_state(self):
             super().reset_state()
