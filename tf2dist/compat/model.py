@@ -117,6 +117,13 @@ def compiled_metrics(model: keras.Model) -> Any:
     return model._compile_metrics
 
 
+def metrics_given_to_compile(model: keras.Model) -> list[keras.metrics.Metric]:
+    """The objects that `compile` was given, which have variables before Keras has built the model's own list."""
+    compiled = model._compile_metrics
+    given = [] if compiled is None else tf.nest.flatten([compiled._user_metrics, compiled._user_weighted_metrics])
+    return [metric for metric in given if isinstance(metric, keras.metrics.Metric)]
+
+
 def is_of_keras(part: Any) -> bool:
     """Is the class of this object, or the module of this function, one of Keras's?"""
     return (getattr(part, "__module__", None) or "").startswith("keras.")

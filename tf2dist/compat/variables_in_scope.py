@@ -13,7 +13,14 @@ import keras
 import tensorflow as tf
 from tensorflow.python.distribute.ps_values import DistributedTable
 
-from tf2dist.compat.model import all_metrics, all_optimizers, layers_of, restored_variables, seed_states
+from tf2dist.compat.model import (
+    all_metrics,
+    all_optimizers,
+    layers_of,
+    metrics_given_to_compile,
+    restored_variables,
+    seed_states,
+)
 from tf2dist.compat.optimizers import wrapped_optimizers
 
 _FORMER_TABLES = "_tf2dist_former_tables"  # an attribute of layers
@@ -81,7 +88,7 @@ def move_variables(model: keras.Model, strategy: tf.distribute.Strategy) -> int:
     where the weight is. Returns how many there were.
     """
     optimizers = [o for held in all_optimizers(model) for o in wrapped_optimizers(held)]
-    metrics = [v for metric in (*all_metrics(model), *_metrics_of_compile(model)) for v in metric.variables]
+    metrics = [v for metric in (*all_metrics(model), *metrics_given_to_compile(model)) for v in metric.variables]
     found = [*restored_variables(model), *seed_states(model), *metrics, *(v for o in optimizers for v in o.variables)]
     in_scope = strategy.extended.variable_created_in_scope
     moving = [v for v in {id(v): v for v in found}.values() if v._value is not None and not in_scope(v._value)]
@@ -108,13 +115,6 @@ def move_variables(model: keras.Model, strategy: tf.distribute.Strategy) -> int:
             layer._distribute_strategy = strategy
             layer.train_function = layer.test_function = layer.predict_function = None  # traces of the old ones
     return len(moving)
-
-
-def _metrics_of_compile(model: keras.Model) -> list[keras.metrics.Metric]:
-    """The objects that `compile` was given, which have variables before Keras has built the model's own list."""
-    compiled = model._compile_metrics
-    given = [] if compiled is None else tf.nest.flatten([compiled._user_metrics, compiled._user_weighted_metrics])
-    return [metric for metric in given if isinstance(metric, keras.metrics.Metric)]
 
 
 def _weight_of(variable: keras.Variable, weights: Sequence[keras.Variable]) -> keras.Variable | None:

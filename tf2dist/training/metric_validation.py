@@ -97,14 +97,15 @@ def _differ_on_batches(model: keras.Model, spec, draw: int) -> set[int]:
 
 
 def _check_begin_at_zero(metrics: Sequence[keras.metrics.Metric]) -> None:
-    _check_are_numbers(metrics)
+    check_states_are_numbers(metrics)
     for metric in metrics:
         kinds = MetricMerges([metric]).kinds
         if any(np.any(s) for n, s in enumerate(states_after_reset(metric)) if n not in kinds):
             raise UsageError(_no_sum_message(metric, "it does not begin at zero"))
 
 
-def _check_are_numbers(metrics: Sequence[keras.metrics.Metric]) -> None:
+def check_states_are_numbers(metrics: Sequence[keras.metrics.Metric]) -> None:
+    """Raises ValueError for metrics with a state that is true or false."""
     for metric in metrics:
         MetricMerges([metric])  # which may have more to say
         for variable in metric.variables:
@@ -145,7 +146,7 @@ def check_metrics_of_custom_step(step: CustomStepWithSums | CustomTrainStep, met
     own = [m for m in metrics if not is_of_keras(m)]
     if begin_at_zero:
         _check_begin_at_zero(own)
-    _check_are_numbers(own)
+    check_states_are_numbers(own)
     variables = [v for m in metrics for v in m.variables]
     apart: set[int] = set()
     names: list[str] = []

@@ -66,6 +66,9 @@ class PreparedModel:
     def __init__(self, model: keras.Model, options: ParameterServer):
         model_validation.check_before_building(model, options)
         model_validation.check_options(model, options)
+        if model.distribute_strategy.num_replicas_in_sync > 1:  # whose replicas such a state cannot even build
+            given = [*keras_model.metrics_given_to_compile(model), *keras_model.all_metrics(model)]
+            metric_validation.check_states_are_numbers([m for m in given if not keras_model.is_of_keras(m)])
         self.model, self.options = model, options
         self._identity = keras_model.compile_identity(model)
         self.strategy = model.distribute_strategy
