@@ -2,24 +2,33 @@
 
 import functools
 import pickle
+import subprocess
+import sys
 
+import numpy as np
 import pytest
 
 from tests import examples
 from tests.conftest import SINGLE_PROCESS_SLOWLY, strategies
 from tests.jobs import run_program
+from tests.programs import __name__ as PROGRAMS
 
 LAYOUTS = {"multiworker": ["--workers=2"], "ps": ["--ps=2", "--workers=1"], "ps, 2 workers": ["--ps=1", "--workers=2"]}
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 strategy = strategies(SINGLE_PROCESS_SLOWLY)
 
 
+def equal(found, expected):
+    """Asserts that both are the same finite numbers."""
+    assert all(np.isfinite(values).all() for values in found.values())
+    assert not (differences := examples.differences(found, expected)), "\n".join(differences)
+
+
 @pytest.mark.parametrize("name", examples.UPSTREAM)
 def test_in_one_process(strategy, name):
     expected = examples.by_keras(name)
     with strategy.scope():
-        ours = examples.run(name, ours=True)
-    assert not (found := examples.differences(ours, expected)), "\n".join(found)
+        equal(examples.run(name, ours=True), expected)
 
 
 @pytest.fixture(scope="module")
@@ -40,16 +49,50 @@ def results_of(tmp_path_factory):
 def test_in_jobs(tf, results_of, layout, name):
     found, expected = results_of(layout)[name], examples.by_keras(name)
     assert not isinstance(found, str), found
-    if layout == "ps, 2 workers":  # which do not wait for each other; all the same their counts are exact
-        assert found.keys() == expected.keys()
-        exact = [key for key in found if "rows" in key or "updates" in key]
-        found, expected = ({key: results[key] for key in exact} for results in (found, expected))
-    assert not (differences := examples.differences(found, expected)), "\n".join(differences)
+    if layout != "ps, 2 workers":
+        equal(found, expected)
+        return
+    # Workers do not wait for each other, so that the numbers are others; the counts are exact all the same.
+    assert found.keys() == expected.keys()
+    assert all(np.isfinite(values).all() for values in found.values())
+    exact = [key for key in found if "rows" in key or "updates" in key]
+    assert exact or name == "keras_21172"  # which updates nothing
+    equal({key: found[key] for key in exact}, {key: expected[key] for key in exact})
 
 
-@pytest.mark.parametrize("name", ["keras_21172_strings", "tensorflow_41657"])
-def test_upstream_fails_on_two_devices(tf, name):
-    """Fails when Keras's own fit has mended it; then the table in docs/models.md is to say so."""
-    expected = examples.by_keras(name)
-    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope(), pytest.raises((tf.errors.OpError, AssertionError)):
-        assert not examples.differences(examples.run(name, ours=False), expected)
+# What Keras's own fit does on two devices; the table in docs/models.md says the same.
+KERAS_ITSELF = {
+    "keras_18624": "other numbers",
+    "keras_19280": "other numbers",
+    "keras_20329": "other numbers",
+    "keras_20585": "right",
+    "keras_21172": "right",
+    "keras_21172_strings": "InvalidArgumentError: Value for attr 'T' of string is not in the list of allowed values",
+    "tensorflow_41657": "AssertionError: loss of NaN",
+    "tensorflow_61129": "AssertionError: rows",
+    "tensorflow_87432": "right",
+}
+
+
+@pytest.fixture(scope="module")
+def by_keras_on_two_devices(tmp_path_factory):
+    out = tmp_path_factory.mktemp("keras") / "results.pickle"
+    command = [sys.executable, "-m", f"{PROGRAMS}.keras_itself", out, *examples.UPSTREAM]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    return pickle.loads(out.read_bytes())
+
+
+def test_all_of_them_are_known():
+    assert tuple(KERAS_ITSELF) == examples.UPSTREAM
+
+
+@pytest.mark.parametrize("name", KERAS_ITSELF)
+def test_upstream_on_two_devices(tf, by_keras_on_two_devices, name):
+    """Fails when Keras's own fit does something else than the docs say, for better or worse."""
+    found, does = by_keras_on_two_devices[name], KERAS_ITSELF[name]
+    if isinstance(found, str):
+        assert found.startswith(does)
+    else:
+        assert bool(examples.differences(found, examples.by_keras(name))) == (does == "other numbers")
+        assert does in ("right", "other numbers")

@@ -487,6 +487,7 @@ def test_a_worker_whose_node_is_cut_off_is_done_without(nodes, submit, patient, 
     under_way(job, tmp_path)
     with nodes.cut_off("c"):
         status, said = job.finish(240)
+        assert nodes.processes("c")  # which Slurm would have ended
         until(lambda: not [c for c in nodes.processes("c").values() if c.startswith(sys.executable)])
     assert nodes.empty("c", within=60.0)  # Slurm ends the task's shell once the node is back
     assert status == 0, said + output(tmp_path)

@@ -26,7 +26,7 @@ _DTYPES = (
 strategy = make_strategy(workers)
 if whose == "theirs":
     fetched_results._Result._copy_to_local = RemoteValueImpl._copy_to_local
-# As on a strategy that the user has made; `tf2dist.compat.eager_operations` has fewer of them.
+# TensorFlow's default; without it, as `tf2dist.compat.eager_operations` has it, copies are no functions either.
 pywrap_tfe.TFE_ContextSetRunEagerOpAsFunction(context.context()._handle, True)
 coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
 

@@ -167,7 +167,8 @@ def test_a_state_that_is_true_or_false_is_no_sum(tf):
     with pytest.raises(ValueError, match=r"AnyAboveOne.*does not add up: its 'seen' is true or false, and no number"):
         metric_validation.check_metrics(model, spec)
     with pytest.raises(ValueError, match=r"AnyAboveOne.*does not add up: its 'seen' is true or false, and no number"):
-        fit(compiled(tf2dist.make_strategy("mirrored", replicas=2), metrics=[AnyAboveOne()]))
+        fit(model := compiled(tf2dist.make_strategy("mirrored", replicas=2), metrics=[AnyAboveOne()]))
+    assert tf2dist.predict(model, data()[0]).shape == (ROWS, CLASSES)  # which needs no metric
 
 
 def test_a_metric_of_a_layer_that_adds_up(strategy):

@@ -237,7 +237,7 @@ def test_a_model_of_very_many_weights_is_not_tried(tf, monkeypatch, caplog):
         ("max", 'it must say "sum", "max" or "min" for names of its variables'),
         ({"largest": "min", "smallest": "min"}, "does not add up: what a batch brings depends on what came before"),
         ({"largest": "max"}, "does not add up: it does not begin at zero"),
-        ({"seen": "max"}, "'seen' of dtype bool: use float16 or float32 or float64 or int32"),
+        ({"seen": "max"}, "'seen' of dtype int64: use float16 or float32 or float64 or int32"),
     ],
 )
 def test_what_a_metric_says_of_itself_is_tried(tf, merges, why):
@@ -246,12 +246,12 @@ def test_what_a_metric_says_of_itself_is_tried(tf, merges, why):
 
         def __init__(self):
             super().__init__()
-            dtype = "bool" if "seen" in merges else "float32"
+            dtype = "int64" if "seen" in merges else "float32"
             self.seen = self.add_weight(name="seen", initializer="zeros", dtype=dtype)
 
         def reset_state(self):
             super().reset_state()
-            self.seen.assign(False)
+            self.seen.assign(0)
 
     model, (x, y) = on_two_replicas(layers.Dense(1), metrics=[Wrong()]), data()
     with pytest.raises(ValueError, match=why):
@@ -288,6 +288,29 @@ def test_a_largest_number_that_outlives_its_reset(tf):
     model = on_two_replicas(layers.Dense(1), metrics=[KeptForEver()])
     with pytest.raises(ValueError, match="names 'best', and reset_state leaves it as it is"):
         tf2dist.fit(model, x, y, batch_size=4, verbose=0)
+
+
+class MadeLate(KeptForEver):
+    """Makes its variable when it sees the first batch, as some of Keras's do."""
+
+    def __init__(self):
+        keras.metrics.Metric.__init__(self, name="late")
+        self.best = None
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        if self.best is None:
+            self.best = self.add_variable((), keras.initializers.Constant(-np.inf), name="best")
+        super().update_state(y_true, y_pred)
+
+    def reset_state(self):
+        if self.best is not None:
+            self.best.assign(-np.inf)
+
+
+def test_a_variable_that_is_made_with_the_first_batch(tf):
+    model, (x, y) = on_two_replicas(layers.Dense(1), metrics=[MadeLate()]), data()
+    history = tf2dist.fit(model, x, y, batch_size=4, epochs=2, verbose=0).history
+    assert history["late"] == pytest.approx([tf2dist.predict(model, x).max()] * 2)
 
 
 @pytest.mark.parametrize("aggregation", ["sum", "mean", "only_first_replica"])

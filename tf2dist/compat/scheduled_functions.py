@@ -15,20 +15,23 @@ from tensorflow.python.distribute.coordinator.values import RemoteValueImpl
 from tf2dist.compat.fetched_results import fetch_without_function
 from tf2dist.compat.patching import Patch
 
+_making = threading.Lock()
+
 
 def coordinator_of(strategy: tf.distribute.ParameterServerStrategy) -> tf.distribute.coordinator.ClusterCoordinator:
     """Returns the strategy's only `ClusterCoordinator`, of which the functions here know what it does.
 
-    They know nothing of one that was made before, by `tf.distribute.coordinator.ClusterCoordinator` itself.
+    They know nothing of one that was made before: TensorFlow makes it in the first `scope()` of a strategy that is
+    not `make_strategy`'s.
     """
-    with Patch(cluster_coordinator, {"_CoordinatedClosureQueue": _ObservedQueue}).applied():
+    with _making, Patch(cluster_coordinator, {"_CoordinatedClosureQueue": _ObservedQueue}).applied():
         return tf.distribute.coordinator.ClusterCoordinator(strategy)
 
 
 class _ObservedQueue(cluster_coordinator._CoordinatedClosureQueue):
     """The queue of scheduled functions; it knows which workers are idle, and drops errors of calls that were given up.
 
-    Results are fetched as `tf2dist.compat.fetched_results` says.
+    Results of scheduled functions are fetched as `tf2dist.compat.fetched_results` says.
 
     TensorFlow's own knows how many functions are under way, but not at which workers, and gives the error of each to
     whatever is scheduled next (tensorflow/python/distribute/coordinator/cluster_coordinator.py).

@@ -97,9 +97,9 @@ def _differ_on_batches(model: keras.Model, spec, draw: int) -> set[int]:
 
 
 def _check_begin_at_zero(metrics: Sequence[keras.metrics.Metric]) -> None:
-    check_states_are_numbers(metrics)
     for metric in metrics:
         kinds = MetricMerges([metric]).kinds
+        check_states_are_numbers([metric])
         if any(np.any(s) for n, s in enumerate(states_after_reset(metric)) if n not in kinds):
             raise UsageError(_no_sum_message(metric, "it does not begin at zero"))
 
@@ -107,7 +107,6 @@ def _check_begin_at_zero(metrics: Sequence[keras.metrics.Metric]) -> None:
 def check_states_are_numbers(metrics: Sequence[keras.metrics.Metric]) -> None:
     """Raises ValueError for metrics with a state that is true or false."""
     for metric in metrics:
-        MetricMerges([metric])  # which may have more to say
         for variable in metric.variables:
             if keras.backend.standardize_dtype(variable.dtype) == "bool":
                 raise UsageError(_no_sum_message(metric, f"its {variable.name!r} is true or false, and no number"))
@@ -143,10 +142,8 @@ def check_metrics_of_custom_step(step: CustomStepWithSums | CustomTrainStep, met
             f"{method} of {type(model).__name__} updates metrics in their variables, which several replicas add up, "
             f"and metric {merged[0].name} ({type(merged[0]).__name__}) has state_merges"
         )
-    own = [m for m in metrics if not is_of_keras(m)]
     if begin_at_zero:
-        _check_begin_at_zero(own)
-    check_states_are_numbers(own)
+        _check_begin_at_zero([m for m in metrics if not is_of_keras(m)])
     variables = [v for m in metrics for v in m.variables]
     apart: set[int] = set()
     names: list[str] = []

@@ -66,9 +66,6 @@ class PreparedModel:
     def __init__(self, model: keras.Model, options: ParameterServer):
         model_validation.check_before_building(model, options)
         model_validation.check_options(model, options)
-        if model.distribute_strategy.num_replicas_in_sync > 1:  # whose replicas such a state cannot even build
-            given = [*keras_model.metrics_given_to_compile(model), *keras_model.all_metrics(model)]
-            metric_validation.check_states_are_numbers([m for m in given if not keras_model.is_of_keras(m)])
         self.model, self.options = model, options
         self._identity = keras_model.compile_identity(model)
         self.strategy = model.distribute_strategy
@@ -104,6 +101,9 @@ class PreparedModel:
             if step == "predict_step":
                 compute_output_spec(self.model.predict_step, batch)
             elif not keras_model.overridden_step(self.model):
+                if self.strategy.num_replicas_in_sync > 1:  # where Keras cannot even build what adds such a state up
+                    given = [*keras_model.metrics_given_to_compile(self.model), *keras_model.all_metrics(self.model)]
+                    metric_validation.check_states_are_numbers(given)
                 _build(self.model, batch)
             own = step != "predict_step" and keras_model.custom_step(self.model, batch)
             if own:

@@ -7,7 +7,7 @@ import numpy as np
 
 keras.utils.set_random_seed(0)
 rng = np.random.default_rng(0)
-x = rng.normal(size=(50, 4)).astype("float32")
+x = rng.normal(size=(51, 4)).astype("float32")
 y = x.sum(1, keepdims=True)
 
 model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(1)])

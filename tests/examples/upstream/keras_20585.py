@@ -7,7 +7,8 @@ import tensorflow as tf
 keras.utils.set_random_seed(0)
 rng = np.random.default_rng(0)
 images, labels = rng.random((120, 14, 14)).astype("float32"), rng.integers(0, 10, 120)
-dataset = tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(120, seed=1).repeat().batch(32)
+dataset = tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(120, seed=1, reshuffle_each_iteration=False)
+dataset = dataset.repeat().batch(32)
 model = keras.Sequential(
     [
         keras.Input((14, 14)),
@@ -24,3 +25,4 @@ model.compile(
     metrics=["accuracy"],
 )
 history = model.fit(dataset, epochs=3, steps_per_epoch=7, verbose=0)
+score = {"updates": int(model.optimizer.iterations.numpy())}

@@ -16,3 +16,4 @@ model = keras.Model([number_input, word_input], keras.layers.Dense(1, activation
 model.compile("adam", "binary_crossentropy", metrics=["accuracy"])
 history = model.fit(dataset, epochs=3, verbose=0)
 predicted = model.predict(dataset, verbose=0)
+score = {"updates": int(model.optimizer.iterations.numpy())}

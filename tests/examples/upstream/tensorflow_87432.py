@@ -11,3 +11,4 @@ dataset = tf.data.Dataset.from_tensor_slices((x, y)).repeat().batch(32)
 model = keras.Sequential([keras.Input((10,)), keras.layers.Dense(16, "relu"), keras.layers.Dense(1)])
 model.compile("adam", "mse")
 history = model.fit(dataset, epochs=2, steps_per_epoch=200, verbose=0)
+score = {"updates": int(model.optimizer.iterations.numpy())}
