@@ -52,10 +52,10 @@ def test_in_jobs(tf, results_of, layout, name):
     if layout != "ps, 2 workers":
         equal(found, expected)
         return
-    # Workers do not wait for each other, so that the numbers are others; the counts are exact all the same.
+    # Workers do not wait for each other, and the faster one takes more of its batches of a Dataset; counts are exact.
     assert found.keys() == expected.keys()
     assert all(np.isfinite(values).all() for values in found.values())
-    exact = [key for key in found if "rows" in key or "updates" in key]
+    exact = [key for key in found if "val_rows" in key or "updates" in key]
     assert exact or name == "keras_21172"  # which updates nothing
     equal({key: found[key] for key in exact}, {key: expected[key] for key in exact})
 
@@ -69,7 +69,7 @@ KERAS_ITSELF = {
     "keras_21172": "right",
     "keras_21172_strings": "InvalidArgumentError: Value for attr 'T' of string is not in the list of allowed values",
     "tensorflow_41657": "AssertionError: loss of NaN",
-    "tensorflow_61129": "AssertionError: rows",
+    "tensorflow_61129": "other numbers",
     "tensorflow_87432": "right",
 }
 
@@ -81,6 +81,12 @@ def by_keras_on_two_devices(tmp_path_factory):
     done = subprocess.run(command, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     return pickle.loads(out.read_bytes())
+
+
+def test_the_lines_of_an_epoch(tf):
+    found = examples.by_keras("tensorflow_61129")
+    assert [*found["history rows"]] == [*found["history val_rows"]] == [65.0] * 3
+    assert [*found["score rows of more"]] == [64.0, 49.0]
 
 
 def test_all_of_them_are_known():
