@@ -52,10 +52,10 @@ def test_in_jobs(tf, results_of, layout, name):
     if layout != "ps, 2 workers":
         equal(found, expected)
         return
-    # Workers do not wait for each other, and the faster one takes more of its batches of a Dataset; counts are exact.
+    # Workers do not wait for each other, so weights are not those of one device; counts are exact.
     assert found.keys() == expected.keys()
     assert all(np.isfinite(values).all() for values in found.values())
-    exact = [key for key in found if "val_rows" in key or "updates" in key]
+    exact = [key for key in found if "rows" in key or "updates" in key]
     assert exact or name == "keras_21172"  # which updates nothing
     equal({key: found[key] for key in exact}, {key: expected[key] for key in exact})
 

@@ -35,6 +35,24 @@ def test_each_example_is_seen_once_a_pass(results, name):
     np.testing.assert_allclose(times, times.mean(), rtol=1e-4)
 
 
+def test_asynchronous_workers_see_each_example_once_a_pass(layout, results):
+    """The coordinator reads the Dataset for them."""
+    if layout == "ps":
+        times = np.array(results["asynchronous"])
+        assert times.min() > 0
+        np.testing.assert_allclose(times, times.mean(), rtol=1e-4)
+
+
+def test_asynchronous_workers_read_their_files_where_that_is_asked(layout, results):
+    """Each example of a worker's as often as its others, but for those of the pass that it is in."""
+    if layout == "ps":
+        assert results["files of both workers in a batch"] == [0.0] * 5
+        times = np.array(results["files"]) * 8  # of a batch of 8
+        np.testing.assert_allclose(times.sum(), 5 * len(times), rtol=1e-4)
+        for mine in (times[::2], times[1::2]):
+            assert mine.max() - mine.min() <= 1 + 1e-3
+
+
 def test_each_example_of_a_data_service_is_seen_once_a_pass(layout, results):
     """Peers would get different batches of it."""
     if layout == "multiworker":

@@ -42,6 +42,7 @@ def notes(directory, job):
         pytest.param(Job(1, 2, ["slow momentum", "local steps", "given back"]), id="asynchronous"),
         pytest.param(Job(1, 1, ["constraint", "wide average", "wide scaled"]), id="written afterwards"),
         pytest.param(Job(1, 2, ["stopped", "slow stopped"]), id="stopped"),
+        pytest.param(Job(1, 2, ["dataset", "dataset, local steps", "dataset, stopped"]), id="dataset"),
         pytest.param(Job(2, 1, ["sync", "backup"]), id="synchronous"),
         pytest.param(Job(1, 1, [*MORE, "sync", "backup"]), id="more", marks=pytest.mark.exhaustive),
     ],

@@ -22,6 +22,7 @@ out, kills, seed, modes = pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.a
 
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
+import tensorflow as tf  # noqa: E402
 
 from tf2dist.compat import scheduled_functions  # noqa: E402
 from tf2dist.execution import steps_per_execution  # noqa: E402
@@ -100,6 +101,9 @@ MODES = {
     "stopped": {"stops": True},
     "slow stopped": {"stops": True, "rate": Slow, "momentum": 1.0},
     "stopped, local steps": {"stops": True, "options": tf2dist.ParameterServer(local_steps=5)},
+    "dataset": {"dataset": True, "momentum": 1.0},
+    "dataset, local steps": {"dataset": True, "options": tf2dist.ParameterServer(local_steps=5)},
+    "dataset, stopped": {"dataset": True, "stops": True},
     "sync": {"options": SYNC, "momentum": 1.0},
     "wide sync": {"options": SYNC, "momentum": 1.0, "width": WIDE},
     "backup": {"options": tf2dist.ParameterServer("sync", backup_workers=1), "momentum": 1.0},
@@ -219,7 +223,9 @@ def note_results():
     AsynchronousDispatcher.next_result = next_and_note
 
 
-def run(mode, options=None, epochs=1, stops=False, limit=steps_per_execution._LIMIT_SECONDS, **made):
+def run(
+    mode, options=None, epochs=1, stops=False, dataset=False, limit=steps_per_execution._LIMIT_SECONDS, **made
+):  # fmt: skip
     steps_per_execution._LIMIT_SECONDS, given_back[0] = limit, 0
     options = options or tf2dist.ParameterServer()
     with strategy.scope():
@@ -228,8 +234,10 @@ def run(mode, options=None, epochs=1, stops=False, limit=steps_per_execution._LI
     noted, directory = Kills(bool(made.get("momentum")), epochs, stops, together), out / mode.replace(" ", "-")
     size = 2 if options == SYNC else 1  # an update's slices come from different batches when a worker was lost
     rows = np.arange(size * BATCHES) % BATCHES
+    data = rows, np.zeros(len(rows), np.float32)
+    arguments = {} if dataset else {"batch_size": size, "shuffle": False}
     history = tf2dist.fit(
-        model, (rows, np.zeros(len(rows), np.float32)), batch_size=size, shuffle=False, verbose=0,
+        model, tf.data.Dataset.from_tensor_slices(data).batch(size) if dataset else data, **arguments, verbose=0,
         epochs=10_000, steps_per_epoch=PER_EPOCH, parameter_server=options,
         callbacks=[noted, tf2dist.Checkpoint(directory, every_steps=PER_EPOCH * 3 // 2, keep=10_000)],
     )  # fmt: skip

@@ -29,10 +29,15 @@ leads = sys.argv[1] == "ps" or strategy.cluster_resolver.task_id == 0
 results = {}
 
 
-def counter():
+def whose_files(y_true, y_pred):
+    """0.0 for a batch whose rows are all from even files, or all from odd ones."""
+    return keras.ops.max(y_true) - keras.ops.min(y_true)
+
+
+def counter(metrics=()):
     """Its weights become how often each example was seen, times a constant."""
     model = keras.Sequential([keras.Input((ROWS,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
-    model.compile(keras.optimizers.SGD(1.0), lambda y, y_pred: -keras.ops.mean(y_pred, axis=-1))
+    model.compile(keras.optimizers.SGD(1.0), lambda y, y_pred: -keras.ops.mean(y_pred, axis=-1), metrics=[*metrics])
     return model
 
 
@@ -59,6 +64,24 @@ for name, dataset in {
         model.compile(keras.optimizers.SGD(1.0), "mse")
         model.layers[0].kernel.assign(np.arange(ROWS, dtype=np.float32)[:, np.newaxis])
     results[f"{name}, evaluated"] = tf2dist.evaluate(model, dataset, return_dict=True)["loss"]
+
+if sys.argv[1] == "ps":  # asynchronous workers
+    with strategy.scope():
+        model = counter()
+    tf2dist.fit(model, examples.shuffle(ROWS).batch(BATCH), epochs=3)
+    results["asynchronous"] = model.layers[0].kernel.numpy()[:, 0].tolist()
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.FILE
+    for file in range(4):
+        out.with_name(f"{file}.txt").write_text("".join(f"{number}\n" for number in range(file, ROWS, 4)))
+    files = tf.data.Dataset.list_files(str(out.with_name("*.txt"))).interleave(tf.data.TextLineDataset)
+    numbers = files.map(lambda line: tf.strings.to_number(line, tf.int32)).shuffle(ROWS)
+    batches = numbers.map(lambda n: (tf.one_hot(n, ROWS), tf.cast([n % 2], tf.float32))).batch(BATCH // 2)
+    with strategy.scope():
+        model = counter(metrics=[whose_files])
+    history = tf2dist.fit(model, batches.with_options(options), epochs=5).history
+    results["files"] = model.layers[0].kernel.numpy()[:, 0].tolist()
+    results["files of both workers in a batch"] = history["whose_files"]
 
 a, b, y1, y2 = pair_data()
 with strategy.scope():

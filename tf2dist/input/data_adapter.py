@@ -50,6 +50,23 @@ class DataAdapter(Protocol):
         """Can no other process read it? Then the coordinator reads it for its workers, whole batches."""
         ...
 
+    @property
+    def needs_one_reader(self) -> bool:
+        """Would each of several workers have to read all of it, to use a part? Then the coordinator reads it for them.
+
+        So each batch is used once, whichever worker is free. Synchronous workers that can read all of it do, since
+        each update is made of all their slices, in order.
+        """
+        ...
+
+    def check_shards(self, workers: int) -> None:
+        """Refuses data that cannot be divided among so many asynchronous workers as the user has asked for.
+
+        Raises:
+          UsageError: a worker would have nothing to read.
+        """
+        ...
+
     def element_spec(self) -> Any:
         """Shapes and dtypes of a batch, as the model sees it."""
         ...
@@ -132,12 +149,20 @@ class DataAdapter(Protocol):
 
 
 class ReadByTensorFlow:
-    """The parts of a `DataAdapter` about epochs and failures, for data that TensorFlow alone reads: they do nothing."""
+    """The parts of a `DataAdapter` that do nothing for data of which TensorFlow can read any part in any process."""
 
     @property
     def needs_this_process(self) -> bool:
         """See `DataAdapter`."""
         return False
+
+    @property
+    def needs_one_reader(self) -> bool:
+        """See `DataAdapter`."""
+        return False
+
+    def check_shards(self, workers: int) -> None:
+        """See `DataAdapter`."""
 
     def begin_epoch(self) -> None:
         """See `DataAdapter`."""

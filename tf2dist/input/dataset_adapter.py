@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tf2dist.compat.strategy_internals import LOST_TASK_ERRORS
 from tf2dist.errors import UsageError
+from tf2dist.input import auto_shard
 from tf2dist.input.batch_slicing import ReplicaSlices, slice_bounds
 from tf2dist.input.data_adapter import ReadByTensorFlow
 from tf2dist.input.seeded_dataset_graph import DatasetGraph
@@ -25,9 +26,11 @@ class DatasetAdapter(ReadByTensorFlow):
     """A `tf.data.Dataset` of global batches. A `DataAdapter`.
 
     The dataset decides its order. Where several processes read it together, each reads all of it: a peer of a
-    multi-worker job keeps its slice of each batch, an asynchronous worker takes every n-th batch. So that all of them
-    see the same order, what is random in the dataset and has no seed gets one that they share, anew in each call. The
-    elements of a tf.data service are never all in one process but where it alone reads them: a coordinator does.
+    multi-worker job keeps its slice of each batch, a synchronous worker every n-th slice. So that all of them see the
+    same order, what is random in the dataset and has no seed gets one that they share, anew in each call. For
+    asynchronous workers the coordinator reads it, unless its options name an auto-shard policy: then each reads its
+    shard. The elements of a tf.data service are never all in one process but where it alone reads them: a coordinator
+    does.
 
     Args:
       steps: batches to use of each pass; None for all.
@@ -85,7 +88,28 @@ class DatasetAdapter(ReadByTensorFlow):
 
         Variables that the dataset reads are copies on each worker, with the values that they have now.
         """
-        return np.array(DatasetGraph(self.dataset).seeded(secrets.randbits(31)).numpy(), object)
+        graph = DatasetGraph(self.dataset)
+        serialized = graph.seeded(secrets.randbits(31)) if self._shares_one_order else graph.apart()
+        return np.array(serialized.numpy(), object)
+
+    @property
+    def needs_one_reader(self) -> bool:
+        """See `DataAdapter`."""
+        return self._policy is None or self.needs_this_process
+
+    @functools.cached_property
+    def _policy(self) -> tf.data.experimental.AutoShardPolicy | None:
+        return auto_shard.chosen_policy(self.dataset)
+
+    @property
+    def _shares_one_order(self) -> bool:
+        """Do workers that read parts of it take them from one order? Else each has an order of its own."""
+        return self._policy in (None, auto_shard.AutoShardPolicy.DATA)
+
+    def check_shards(self, workers: int) -> None:
+        """See `DataAdapter`."""
+        if self._policy is not None and not self.needs_this_process:
+            auto_shard.check_shards(self._from_graph(DatasetGraph(self.dataset).apart()), self._policy, workers)
 
     @property
     def needs_this_process(self) -> bool:
@@ -152,16 +176,21 @@ class DatasetAdapter(ReadByTensorFlow):
         self, tensors, slices: ReplicaSlices, start: int, worker=0, workers: int = 1, *, stop: int | None = None
     ) -> tf.data.Dataset:
         """See `DataAdapter`. The batches before `start` are read and dropped."""
-        dataset = self._endless(tensors, start)
+        dataset = self._endless_shard(tensors, start, worker, workers) if workers > 1 else self._endless(tensors, start)
         if stop is not None:  # a pass that begins takes the next of the dataset's orders, which is that of a later call
             dataset = dataset.take(max(0, stop - start))
-        dataset = dataset.shard(workers, worker) if workers > 1 else dataset
         return cut_batches(dataset, slices).prefetch(tf.data.AUTOTUNE)
 
     def _endless(self, tensors, start: int) -> tf.data.Dataset:
         dataset = self._open(tensors)
         dataset = (dataset if self._steps is None else dataset.take(self._steps)).repeat()
         return dataset.skip(start) if start else dataset
+
+    def _endless_shard(self, tensors, start: int, worker, workers: int) -> tf.data.Dataset:
+        if self._shares_one_order:
+            return self._endless(tensors, start).shard(workers, worker)  # of one stream, and not of each pass
+        dataset = auto_shard.shard(self._open(tensors), self._policy, workers, worker).repeat()
+        return dataset.skip(start // workers)
 
     def training_slices(self, tensors, total: int, start: int, worker, workers: int) -> tf.data.Dataset:
         """See `DataAdapter`."""

@@ -29,6 +29,7 @@ class GivenBatches:
 
     element_per_replica = False
     needs_this_process = True
+    needs_one_reader = True
     steps = None
     announced_steps = None
 
@@ -36,6 +37,9 @@ class GivenBatches:
         self._spec, self._maps = spec, maps
         self._given: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._element_spec = self._dataset().element_spec if maps else spec
+
+    def check_shards(self, workers: int) -> None:
+        """See `DataAdapter`. Workers are sent whole batches."""
 
     def give(self, batch: Any) -> None:
         """Adds a batch.

@@ -31,6 +31,7 @@ class PythonAdapter:
     element_per_replica = False
     begins_anywhere = False
     needs_this_process = True
+    needs_one_reader = True
 
     def __init__(
         self,
@@ -42,6 +43,9 @@ class PythonAdapter:
     ):
         self._source, self._steps, self._shuffle, self._maps = source, steps, shuffle, maps
         self._reader: BatchReader | None = None
+
+    def check_shards(self, workers: int) -> None:
+        """See `DataAdapter`. Workers are sent whole batches."""
 
     @property
     def steps(self) -> int | None:

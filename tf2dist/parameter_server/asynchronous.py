@@ -90,16 +90,20 @@ class AsynchronousDispatcher:
     def open_stream(self, data: DataAdapter, start: int, stop: int | None = None) -> _Stream:
         """See `Dispatcher`.
 
-        A worker makes batches of arrays by the numbers it was given. Of a Dataset worker w of n reads every n-th batch,
-        or the coordinator reads them all, and sends each execution the next ones.
+        A worker makes batches of arrays by the numbers it was given. The coordinator reads a Dataset, and sends each
+        execution the next batches. Other data, and a Dataset whose options say how, is divided among the workers.
+
+        Raises:
+          UsageError: it cannot be divided among so many.
         """
+        data.check_shards(self._pool.count)
         self.cancel()
         self._updates.reset(start)
         self._tokens.forget()
         self._numbers = BatchNumbers(start)
         self._sent = None
         maker = data.by_number() if self._slices.single and not devices.on_accelerators(self._pool.strategy) else None
-        self._by_number = self._slices.single and (maker is not None or data.needs_this_process)
+        self._by_number = self._slices.single and (maker is not None or data.needs_one_reader)
         if maker is not None:
             return _Stream(self._pool.send(data.remote_arrays()), maker)
 
@@ -107,7 +111,7 @@ class AsynchronousDispatcher:
             batches = data.training_batches(tensors, self._slices, start, this_worker(), self._pool.count)
             return batches if data.element_per_replica else one_slice_an_element(batches, self._slices)
 
-        if data.needs_this_process:
+        if data.needs_one_reader:
             # Where it is not known which batches were used, lost steps are made with later ones, beyond `stop`.
             last = stop if self._by_number else None
             batches = data.training_batches(data.local_tensors(), self._slices, start, stop=last)

@@ -1,4 +1,4 @@
-"""Batches that the coordinator reads for its workers, since no other process can: they call Python."""
+"""Batches that the coordinator reads for its workers: each is read once, and by one process."""
 
 from __future__ import annotations
 
