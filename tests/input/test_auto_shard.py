@@ -87,13 +87,12 @@ def test_each_worker_reads_all_of_it(tf, files):
     assert rows(first) != rows(second)
 
 
-def test_a_hint_says_where_it_is_divided(tf):
+def test_hints_are_refused(tf):
+    """What has one has no length, and cannot be read, before it is divided."""
     hint = tf.data.experimental.SHARD_HINT
-    numbers = tf.data.Dataset.range(12).shard(hint, hint).map(lambda v: tf.cast(10 * v, tf.int32)).batch(BATCH)
-    assert shards(with_policy(tf, numbers, "HINT"), 2, 2) == [
-        [[0, 20, 40], [60, 80, 100]],
-        [[10, 30, 50], [70, 90, 110]],
-    ]
+    numbers = with_policy(tf, tf.data.Dataset.range(1000).shard(hint, hint).batch(10), "HINT")
+    with pytest.raises(UsageError, match=r"HINT is not supported; give a function of tf.distribute.InputContext"):
+        DatasetAdapter(numbers)
 
 
 def test_who_reads_it(tf, files):
@@ -109,7 +108,6 @@ def test_who_reads_it(tf, files):
     ("policy", "workers", "said"),
     [
         ("FILE", 6, r"auto_shard_policy=FILE for 6 workers: the last one would read nothing; give fewer workers, or"),
-        ("DATA", 13, "auto_shard_policy=DATA for 13 workers: the last one would read nothing"),
         ("numbers", 2, "auto_shard_policy=FILE for 2 workers: the Dataset cannot be sharded so: Found an unshardable"),
     ],
 )
@@ -120,6 +118,18 @@ def test_what_cannot_be_divided_is_refused(tf, files, policy, workers, said):
     assert "\n" not in str(raised.value)
 
 
+def test_caches_in_files_are_refused(tf, files, tmp_path):
+    """A complete one is read as it is, whatever files it was made of."""
+    for cached, refused in ((lines(tf, files).cache(), False), (lines(tf, files).cache(str(tmp_path / "c")), True)):
+        feed = DatasetAdapter(with_policy(tf, cached, "FILE"))
+        if refused:
+            with pytest.raises(UsageError, match=r"has a cache\(filename\), in which a worker would find"):
+                feed.check_shards(2)
+        else:
+            feed.check_shards(2)
+        feed.check_shards(1)
+
+
 def test_what_can_be_divided_is_not_refused(tf, files):
-    for policy, workers in (("FILE", FILES), ("DATA", 12), ("OFF", 50), (None, 50)):
+    for policy, workers in (("FILE", FILES), ("DATA", 50), ("OFF", 50), (None, 50)):
         DatasetAdapter(lines(tf, files, policy)).check_shards(workers)

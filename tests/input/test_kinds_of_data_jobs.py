@@ -43,6 +43,14 @@ def test_asynchronous_workers_see_each_example_once_a_pass(layout, results):
         np.testing.assert_allclose(times, times.mean(), rtol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["of other lengths", "of other lengths, local steps"])
+def test_batches_of_other_lengths(layout, results, name):
+    """Several of them are sent with an execution."""
+    if layout == "ps":
+        times = np.array(results[name]) * 16  # of a batch of 16
+        np.testing.assert_allclose(times, 3 * np.array(results["lengths"]), rtol=1e-4)
+
+
 def test_asynchronous_workers_read_their_files_where_that_is_asked(layout, results):
     """Each example of a worker's as often as its others, but for those of the pass that it is in."""
     if layout == "ps":

@@ -16,9 +16,9 @@ def made(tf):
     dataset = tf.data.Dataset.from_generator(batches, output_signature=tf.TensorSpec([None], tf.int64))
     sent = SentBatches(dataset, 10)
 
-    def take(numbers):
-        count, together, ends = sent.take(numbers)
-        found = [batch.numpy().tolist() for batch in single_batches(together, ends, sent.element_spec)]
+    def take(numbers, at_least=1):
+        count, together, shapes = sent.take(numbers, at_least)
+        found = [batch.numpy().tolist() for batch in single_batches(together, shapes, sent.element_spec)]
         assert len(found) == count
         return found
 
@@ -38,6 +38,16 @@ def test_batches_that_were_not_used_are_sent_again(made):
     assert take(range(12, 13)) == [[2, 2]]
     with pytest.raises(AssertionError, match="batch 13 is not kept"):
         take(range(13, 14))
+
+
+def test_what_takes_long_is_sent_when_some_of_it_is_read(made, monkeypatch):
+    from tf2dist.parameter_server import coordinator_batches
+
+    sent, take = made
+    monkeypatch.setattr(coordinator_batches, "_READ_SECONDS", 0.0)
+    assert take(range(10, 14)) == [[0, 0]]
+    assert take(range(11, 16), at_least=3) == [[1, 1, 1], [2, 2], [3, 3, 3]]
+    assert sent.nbytes == (2 + 3 + 2 + 3) * 8
 
 
 def test_the_end_of_the_data(tf, made):

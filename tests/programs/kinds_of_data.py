@@ -41,6 +41,14 @@ def counter(metrics=()):
     return model
 
 
+def word_counter(words):
+    """Embeddings of words, and of -1, become how often each was seen, times a constant."""
+    numbers = keras.Input((None,), dtype="int64")
+    model = keras.Model(numbers, keras.ops.sum(words(numbers + 1), axis=1))
+    model.compile(keras.optimizers.SGD(1.0), lambda y, y_pred: -keras.ops.mean(y_pred, axis=-1))
+    return model
+
+
 service = tf.data.experimental.service
 dispatcher = service.DispatchServer()
 server = service.WorkerServer(service.WorkerConfig(dispatcher_address=dispatcher.target.partition("://")[2]))
@@ -70,6 +78,20 @@ if sys.argv[1] == "ps":  # asynchronous workers
         model = counter()
     tf2dist.fit(model, examples.shuffle(ROWS).batch(BATCH), epochs=3)
     results["asynchronous"] = model.layers[0].kernel.numpy()[:, 0].tolist()
+    lengths = 1 + np.arange(ROWS) // BATCH % 3 + np.arange(ROWS) % 2
+    sequences = tf.data.Dataset.from_tensor_slices((np.arange(ROWS), lengths, np.zeros((ROWS, 1), np.float32)))
+    nothing = tf.constant(-1, tf.int64), 0.0
+    padded = sequences.map(lambda i, n, y: (tf.fill([n], i), y)).padded_batch(BATCH, padding_values=nothing)
+    for name, options in {
+        "of other lengths": tf2dist.ParameterServer(),
+        "of other lengths, local steps": tf2dist.ParameterServer(local_steps=3),
+    }.items():
+        with strategy.scope():
+            words = keras.layers.Embedding(ROWS + 1, 1, "zeros")
+            model = word_counter(words)
+        tf2dist.fit(model, padded, epochs=3, parameter_server=options)
+        results[name] = words.embeddings.numpy()[1:, 0].tolist()
+    results["lengths"] = lengths.tolist()
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.FILE
     for file in range(4):

@@ -11,7 +11,7 @@ import pytest
 
 import tf2dist
 from tests.conftest import SINGLE_PROCESS_SLOWLY, sampled, strategies
-from tests.models import OPTIMIZERS, ROWS, classifier, data, weights
+from tests.models import FEATURES, OPTIMIZERS, ROWS, classifier, data, weights
 from tf2dist.errors import UsageError
 
 strategy = strategies(SINGLE_PROCESS_SLOWLY)
@@ -236,6 +236,27 @@ def test_layers_with_state(strategy):
     assert history["loss"][-1] < history["loss"][0]
     moved = [keras.ops.convert_to_numpy(v) for v in model.non_trainable_variables if "moving_mean" in v.path]
     assert np.abs(moved[0]).max() > 0
+
+
+@pytest.mark.parametrize("outputs", [pytest.param(1, marks=pytest.mark.slow), 2])
+def test_dropout_is_anew_at_each_step(tf, outputs):
+    """As under Keras; the losses of several outputs are tracked one by one, beside the states of layers."""
+
+    def made():
+        keras.utils.set_random_seed(0)
+        inputs = keras.Input((FEATURES,))
+        hidden = keras.layers.Dropout(0.5, seed=1)(keras.layers.Dense(8, "tanh")(inputs))
+        model = keras.Model(inputs, [keras.layers.Dense(1)(hidden) for _ in range(outputs)])
+        model.compile("sgd", ["mse"] * outputs)
+        return model
+
+    x, y = data()
+    y = [np.float32(y)] * outputs
+    theirs, model = made(), made()
+    theirs.fit(x, y, batch_size=BATCH, shuffle=False, epochs=2, verbose=0)
+    tf2dist.fit(model, x, y, batch_size=BATCH, shuffle=False, epochs=2, verbose=0)
+    for ours, expected in zip(model.variables, theirs.variables, strict=True):
+        np.testing.assert_allclose(np.asarray(ours), np.asarray(expected), rtol=1e-4, atol=1e-5, err_msg=ours.path)
 
 
 @pytest.mark.slow

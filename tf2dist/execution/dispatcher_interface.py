@@ -41,11 +41,13 @@ class ExecutionResult:
 class Dispatcher(Protocol):
     """Runs executions, or schedules them on workers. It makes exactly as many updates as its caller asks for."""
 
-    max_in_flight: int
-    """Executions that may be scheduled before the first result is asked for."""
-
     workers: int
     """Executions that run at the same time; of those that are scheduled, the others wait."""
+
+    @property
+    def max_in_flight(self) -> int:
+        """Executions that may be scheduled before the first result is asked for; other numbers at other times."""
+        ...
 
     @property
     def global_step(self) -> int:

@@ -1,4 +1,4 @@
-"""A Dataset divided among workers by TensorFlow's auto-shard policies, where its options ask for one."""
+"""A Dataset divided among workers by TensorFlow's auto-shard policies, where its options name one."""
 
 from __future__ import annotations
 
@@ -10,18 +10,27 @@ AutoShardPolicy = tf.data.experimental.AutoShardPolicy
 
 
 def chosen_policy(dataset: tf.data.Dataset) -> tf.data.experimental.AutoShardPolicy | None:
-    """The policy that the dataset's options name; None for `AUTO`, which they have if nothing is said."""
+    """The policy that the dataset's options name; None for `AUTO`, which they have if nothing is said.
+
+    Raises:
+      UsageError: it is `HINT`; TensorFlow can neither count nor read a dataset with a hint before it is divided.
+    """
     policy = dataset.options().experimental_distribute.auto_shard_policy
+    if policy is AutoShardPolicy.HINT:
+        raise UsageError(
+            "auto_shard_policy=HINT is not supported; give a function of tf.distribute.InputContext that calls "
+            "Dataset.shard(context.num_input_pipelines, context.input_pipeline_id) where the hint is"
+        )
     return None if policy is AutoShardPolicy.AUTO else policy
 
 
 def shard(
     dataset: tf.data.Dataset, policy: tf.data.experimental.AutoShardPolicy, shards: int, index: int | tf.Tensor
 ) -> tf.data.Dataset:
-    """The elements of one shard, i64[]: of some files, of every n-th element, or of all of it where it is `OFF`.
+    """What the reader of one shard, i64[], reads: every n-th file, every n-th element, or all of it where it is `OFF`.
 
-    As tf.distribute does it (tensorflow/core/grappler/optimizers/data/auto_shard.cc): of files, the dataset is
-    changed to read every n-th of them, before anything else is done with what is in them.
+    Of files as tf.distribute does it (tensorflow/core/grappler/optimizers/data/auto_shard.cc): the dataset is changed
+    to read every n-th of them, before anything is done with what is in them.
     """
     specs = tf.nest.flatten(dataset.element_spec, expand_composites=True)
     if policy is AutoShardPolicy.OFF:
@@ -39,18 +48,18 @@ def shard(
     return tf.data.experimental.from_variant(variant, dataset.element_spec)
 
 
-def check_shards(dataset: tf.data.Dataset, policy: tf.data.experimental.AutoShardPolicy, shards: int) -> None:
-    """Refuses a dataset of which a shard would be empty, or that has nothing to be sharded by.
+def check_files(dataset: tf.data.Dataset, shards: int) -> None:
+    """Refuses a dataset with fewer files than shards, or of which TensorFlow does not know the files.
 
-    Reads the first element of the last shard, which is the first one to be empty.
+    Reads the first element of the last shard, which is the first one without a file.
 
     Raises:
       UsageError: so it is.
     """
-    asked = f"auto_shard_policy={policy.name} for {shards} workers"
+    asked = f"auto_shard_policy=FILE for {shards} workers"
     advice = "give fewer workers, or leave the policy out: then the coordinator reads the data and sends batches"
     try:
-        for _ in shard(dataset, policy, shards, shards - 1).take(1):
+        for _ in shard(dataset, AutoShardPolicy.FILE, shards, shards - 1).take(1):
             return
     except tf.errors.NotFoundError as error:  # no source that it knows, or a file that is missing
         raise UsageError(f"{asked}: the Dataset cannot be sharded so: {first_line(error)}; {advice}") from None

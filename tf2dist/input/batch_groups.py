@@ -1,4 +1,8 @@
-"""Batches of a dataset put together, so that many travel to a worker in few tensors."""
+"""Batches of a dataset put together, so that many travel to a worker in few tensors.
+
+Their values follow each other, whatever their shapes, which are in a tensor beside them: i64[tensors of a batch,
+batches, the highest rank], with -1 behind the dimensions of a lower one.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +16,15 @@ _MAX_BYTES = 4 << 20  # of a group that has more than one batch
 
 
 class Group:
-    """Batches with the same structure, whose rows have the same shapes; `len` is how many."""
+    """Batches with the same structure and ranks; `len` is how many.
 
-    def __init__(self) -> None:
+    Args:
+      at_least: so many are taken, however large they are.
+    """
+
+    def __init__(self, at_least: int = 1) -> None:
         self._batches: list[list[tf.Tensor]] = []  # the tensors of each
-        self._nbytes = 0  # of all of them
+        self._nbytes, self._at_least = 0, at_least
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -25,8 +33,8 @@ class Group:
         """Returns whether a batch of `size` bytes can be added to the group."""
         if not self._batches:
             return True
-        alike = all(a.shape[1:] == b.shape[1:] for a, b in zip(self._batches[0], batch, strict=True))
-        return alike and self._nbytes + size <= _MAX_BYTES
+        alike = all(a.shape.rank == b.shape.rank for a, b in zip(self._batches[0], batch, strict=True))
+        return alike and (len(self) < self._at_least or self._nbytes + size <= _MAX_BYTES)
 
     def add(self, batch: list[tf.Tensor], size: int) -> None:
         """Adds a batch of `size` bytes to the group."""
@@ -34,12 +42,12 @@ class Group:
         self._nbytes += size
 
     def tensors(self) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """All rows of each tensor, and where those of each batch begin and end: i64[tensors, batches + 1]."""
-        columns = [
-            [t if t.shape.rank else t[tf.newaxis] for t in column] for column in zip(*self._batches, strict=True)
-        ]
-        ends = [list(itertools.accumulate(map(len, column), initial=0)) for column in columns]
-        return [tf.concat(column, 0) for column in columns], tf.constant(ends, tf.int64)
+        """The values [?] of each tensor in all batches, and their shapes."""
+        columns = list(zip(*self._batches, strict=True))
+        highest = max(t.shape.rank for t in self._batches[0])
+        shapes = [[[*t.shape, *[-1] * (highest - t.shape.rank)] for t in column] for column in columns]
+        values = [tf.concat([tf.reshape(t, [-1]) for t in column], 0) for column in columns]
+        return values, tf.constant(shapes, tf.int64, shape=[len(columns), len(self), highest])
 
 
 class BatchGroups:
@@ -81,26 +89,30 @@ def nbytes(tensor: tf.Tensor) -> int:
 
 
 def group_signature(element_spec: Any) -> tuple[list[tf.TensorSpec], tf.TensorSpec]:
-    """Shapes and dtypes of the tensors of a group of batches with this spec."""
+    """Shapes and dtypes of what `Group.tensors` returns, for batches with this spec."""
     specs = tf.nest.flatten(element_spec, expand_composites=True)
-    return [_of_several(s) for s in specs], tf.TensorSpec([len(specs), None], tf.int64)
+    return [tf.TensorSpec([None], s.dtype) for s in specs], tf.TensorSpec([len(specs), None, None], tf.int64)
 
 
-def _of_several(spec: tf.TensorSpec) -> tf.TensorSpec:
-    rank = spec.shape.rank
-    return tf.TensorSpec(spec.shape if rank is None else [None, *spec.shape[1:]], spec.dtype)
+def number_of_batches(shapes: tf.Tensor) -> tf.Tensor:
+    """How many batches i64[] a group has, by the shapes of its tensors."""
+    return tf.shape(shapes, tf.int64)[1]
 
 
-def single_batches(together: list[tf.Tensor], ends: tf.Tensor, element_spec: Any) -> tf.data.Dataset:
-    """Splits a group into its batches again."""
+def single_batches(together: list[tf.Tensor], shapes: tf.Tensor, element_spec: Any) -> tf.data.Dataset:
+    """Splits a group, of what `Group.tensors` returns, into its batches again."""
     specs = tf.nest.flatten(element_spec, expand_composites=True)
+    sizes = tf.reduce_prod(tf.where(shapes < 0, tf.ones_like(shapes), shapes), axis=-1)
+    ends = tf.pad(tf.cumsum(sizes, axis=1), [[0, 0], [1, 0]])
 
     @tf.autograph.experimental.do_not_convert
     def cut(number: tf.Tensor) -> Any:
         tensors = []
-        for place, (tensor, spec) in enumerate(zip(together, specs, strict=True)):
-            rows = tensor[ends[place, number] : ends[place, number + 1]]
-            tensors.append(tf.ensure_shape(rows if spec.shape.rank != 0 else rows[0], spec.shape))
+        for place, (values, spec) in enumerate(zip(together, specs, strict=True)):
+            shape, rank = shapes[place, number], spec.shape.rank
+            shape = tf.boolean_mask(shape, shape >= 0) if rank is None else shape[:rank]
+            values = values[ends[place, number] : ends[place, number + 1]]
+            tensors.append(tf.ensure_shape(tf.reshape(values, shape), spec.shape))
         return tf.nest.pack_sequence_as(element_spec, tensors, expand_composites=True)
 
-    return tf.data.Dataset.range(tf.shape(ends, tf.int64)[1] - 1).map(cut)
+    return tf.data.Dataset.range(number_of_batches(shapes)).map(cut)

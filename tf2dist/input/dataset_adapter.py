@@ -41,6 +41,7 @@ class DatasetAdapter(ReadByTensorFlow):
 
     def __init__(self, dataset: tf.data.Dataset, steps: int | None = None):
         self.dataset = without_autotune(dataset)
+        self._policy = auto_shard.chosen_policy(dataset)
         self._steps = steps
         self._counted = False
         self._steps_of_a_pass: int | None = None
@@ -97,10 +98,6 @@ class DatasetAdapter(ReadByTensorFlow):
         """See `DataAdapter`."""
         return self._policy is None or self.needs_this_process
 
-    @functools.cached_property
-    def _policy(self) -> tf.data.experimental.AutoShardPolicy | None:
-        return auto_shard.chosen_policy(self.dataset)
-
     @property
     def _shares_one_order(self) -> bool:
         """Do workers that read parts of it take them from one order? Else each has an order of its own."""
@@ -108,8 +105,15 @@ class DatasetAdapter(ReadByTensorFlow):
 
     def check_shards(self, workers: int) -> None:
         """See `DataAdapter`."""
-        if self._policy is not None and not self.needs_this_process:
-            auto_shard.check_shards(self._from_graph(DatasetGraph(self.dataset).apart()), self._policy, workers)
+        if self._policy is not auto_shard.AutoShardPolicy.FILE or self.needs_this_process or workers == 1:
+            return
+        graph = DatasetGraph(self.dataset)
+        if graph.caches_in_files:
+            raise UsageError(
+                "auto_shard_policy=FILE: the Dataset has a cache(filename), in which a worker would find what another "
+                "process has kept; use cache(), without a name, which each worker has for itself"
+            )
+        auto_shard.check_files(self._from_graph(graph.apart()), workers)
 
     @property
     def needs_this_process(self) -> bool:

@@ -49,6 +49,17 @@ class DatasetGraph:
         return any(node.op.startswith("DataServiceDataset") for _, nodes in self._bodies() for node in nodes)
 
     @property
+    def caches_in_files(self) -> bool:
+        """Does it keep elements in files that it finds again?"""
+        for _, nodes in self._bodies():
+            known = {node.name: node for node in nodes}
+            for node in (n for n in nodes if n.op in ("CacheDataset", "CacheDatasetV2")):
+                name = known.get(node.input[1].partition(":")[0])
+                if name is None or name.op != "Const" or tf.make_ndarray(name.attr["value"].tensor).item():
+                    return True
+        return False
+
+    @property
     def may_differ(self) -> bool:
         """Would two processes that read it see different things?"""
         return any(True for found in (self._unseeded, self._unordered) for _ in found(self._graph))

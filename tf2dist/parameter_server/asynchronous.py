@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +34,7 @@ from tf2dist.runtime import devices, session
 _log = logging.getLogger("tf2dist")
 _LOOK_SECONDS = 0.5  # between two looks whether a worker is idle
 _EXECUTIONS_PER_WORKER = 2  # one that runs, and one more so that the worker does not wait for Python
+_KEPT_BYTES_PER_WORKER = 64 << 20  # of batches that are under way; beyond, no execution waits
 
 
 class AsynchronousDispatcher:
@@ -40,8 +42,9 @@ class AsynchronousDispatcher:
 
     TensorFlow runs an execution again when its worker dies, so some of its steps would be applied twice. Each
     execution therefore takes a fencing token first. Steps that were lost with a worker are missing from the servers'
-    count of what was applied; the loop schedules them again, with new tokens, when nothing else is under way. Of arrays
-    the token says which batches are used, and those of steps that were lost are the first to be used then.
+    count of what was applied; the loop schedules them again, with new tokens, when nothing else is under way. Of
+    arrays, and of what the coordinator reads, the token says which batches are used, and those of steps that were lost
+    are the first to be used then.
 
     A worker that is slow, or stopped, does not hold up the others: when one of them has nothing left to do, and the
     executions that are left take much longer than others, their tokens are revoked, and the loop schedules again what
@@ -59,16 +62,27 @@ class AsynchronousDispatcher:
                 f"{self._slices.total}; start a worker for each device"
             )
         self.workers = self._pool.count
-        self.max_in_flight = self.workers * _EXECUTIONS_PER_WORKER
         self._updates = UpdateCounter(strategy)
-        self._tokens = FencingTokens(strategy, self.max_in_flight, beside=self._updates.variable)
+        self._tokens = FencingTokens(strategy, self.workers * _EXECUTIONS_PER_WORKER, beside=self._updates.variable)
         self._passes = ShardedPass(self._pool)
         self._scheduled: list[tuple[Token, Any]] = []  # with the remote value of each execution
         self._numbers, self._by_number = BatchNumbers(0), False  # of batches; is it known which were used?
-        self._sent: SentBatches | None = None  # if the coordinator reads them
+        self._sent_or_gone: Callable[[], SentBatches | None] = lambda: None  # which the loop's stream keeps
         self._lost_steps = False  # since nothing was under way
         self._abandoned = 0  # executions that are not waited for, and whose result the loop has not got yet
         self._timeout = ExecutionTimeout()
+
+    @property
+    def _sent(self) -> SentBatches | None:
+        """The batches that the coordinator reads, if it does, as long as somebody has the stream."""
+        return self._sent_or_gone()
+
+    @property
+    def max_in_flight(self) -> int:
+        """See `Dispatcher`. Fewer where this process holds many bytes of batches that are under way."""
+        sent = self._sent
+        full = sent is not None and sent.nbytes > self.workers * _KEPT_BYTES_PER_WORKER
+        return self.workers * (1 if full else _EXECUTIONS_PER_WORKER)
 
     @property
     def global_step(self) -> int:
@@ -101,7 +115,7 @@ class AsynchronousDispatcher:
         self._updates.reset(start)
         self._tokens.forget()
         self._numbers = BatchNumbers(start)
-        self._sent = None
+        self._sent_or_gone = lambda: None
         maker = data.by_number() if self._slices.single and not devices.on_accelerators(self._pool.strategy) else None
         self._by_number = self._slices.single and (maker is not None or data.needs_one_reader)
         if maker is not None:
@@ -115,8 +129,9 @@ class AsynchronousDispatcher:
             # Where it is not known which batches were used, lost steps are made with later ones, beyond `stop`.
             last = stop if self._by_number else None
             batches = data.training_batches(data.local_tensors(), self._slices, start, stop=last)
-            self._sent = SentBatches(batches, start)
-            return _Stream(self._sent, None)
+            sent = SentBatches(batches, start)
+            self._sent_or_gone = weakref.ref(sent)
+            return _Stream(sent, None)
         return _Stream(self._pool.open_iterators(dataset, data.remote_arrays()), None)
 
     def schedule(self, execution: ExecutionFunctions, stream: _Stream, steps: int, seconds: float = math.inf) -> int:
@@ -129,7 +144,7 @@ class AsynchronousDispatcher:
         if isinstance(stream.source, SentBatches):
             function, found = execution.of_groups(stream.source.element_spec), 0
             try:
-                found, *arguments = stream.source.take(numbers)
+                found, *arguments = stream.source.take(numbers, min(len(numbers), self._options.local_steps))
             finally:
                 self._numbers.take_back([numbers[found:]])
             numbers = numbers[:found]

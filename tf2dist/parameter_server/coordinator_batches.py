@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from tf2dist.input.batch_groups import Group, nbytes
+
+_READ_SECONDS = 0.5  # for one message; then what was read is sent
 
 
 class SentBatches:
@@ -28,39 +31,49 @@ class SentBatches:
     def __init__(self, batches: tf.data.Dataset, first: int):
         self.element_spec: Any = batches.element_spec
         self._unread, self._next = iter(batches), first
-        self._kept: dict[int, list[tf.Tensor]] = {}
+        self._kept: dict[int, tuple[list[tf.Tensor], int]] = {}  # with their bytes
 
     @property
     def kept(self) -> int:
         """How many batches were read and may still be needed."""
         return len(self._kept)
 
-    def take(self, numbers: range) -> tuple[int, list[tf.Tensor], tf.Tensor]:
-        """Returns how many of the first of these batches fit into one message, and the arguments of `single_batches`.
+    @property
+    def nbytes(self) -> int:
+        """What these take in memory, in bytes."""
+        return sum(size for _, size in self._kept.values())
+
+    def take(self, numbers: range, at_least: int = 1) -> tuple[int, list[tf.Tensor], tf.Tensor]:
+        """Returns how many of the first of these batches are in one message, and the arguments of `single_batches`.
+
+        As many as fit into it and are read in half a second, so that whoever waits for this process does not wait long.
 
         Args:
           numbers: of batches that are kept, or are the next to be read.
+          at_least: so many are sent, if they have the same ranks, however large they are and however long they take.
 
         Raises:
           tf.errors.OutOfRangeError: there are no more.
         """
-        group = Group()
+        group, began = Group(at_least), time.monotonic()
         for number in numbers:
-            batch = self._batch(number)
-            size = sum(map(nbytes, batch or ()))
-            if batch is None or not group.takes(batch, size):
+            if len(group) >= at_least and time.monotonic() - began > _READ_SECONDS:
                 break
-            group.add(batch, size)
+            found = self._batch(number)
+            if found is None or not group.takes(*found):
+                break
+            group.add(*found)
         if not group:
             raise tf.errors.OutOfRangeError(None, None, "the data has ended")
         return len(group), *group.tensors()
 
-    def _batch(self, number: int) -> list[tf.Tensor] | None:
-        """The tensors of a batch; None where the stream has ended."""
+    def _batch(self, number: int) -> tuple[list[tf.Tensor], int] | None:
+        """The tensors of a batch, and how many bytes they have; None where the stream has ended."""
         if number not in self._kept:
             assert number == self._next, f"batch {number} is not kept, and {self._next} is the next one"
             for batch in itertools.islice(self._unread, 1):
-                self._kept[number] = tf.nest.flatten(batch, expand_composites=True)
+                tensors = tf.nest.flatten(batch, expand_composites=True)
+                self._kept[number] = tensors, sum(map(nbytes, tensors))
                 self._next += 1
         return self._kept.get(number)
 

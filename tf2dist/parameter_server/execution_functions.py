@@ -68,15 +68,15 @@ class ExecutionFunctions:
         return self._known[maker]
 
     def of_groups(self, element_spec: Any) -> Any:
-        """As `of`, `f(tensors, ends, token, limit)`: of batches that are sent with it."""
+        """As `of`, `f(tensors, shapes, token, limit)`: of batches that are sent with it."""
         for known, function in self._of_groups:
             if known == element_spec:
                 return function
         others = [tf.TensorSpec([4], tf.int64), tf.TensorSpec([], tf.float64)]
 
         @tf.function(input_signature=[*group_signature(element_spec), *others], autograph=False)
-        def execution(together, ends, token, limit):
-            batches = self._iterated(iter(single_batches(together, ends, element_spec)))
+        def execution(together, shapes, token, limit):
+            batches = self._iterated(iter(single_batches(together, shapes, element_spec)))
             return self._run(batches, token, limit)
 
         self._of_groups.append((element_spec, execution))

@@ -17,7 +17,7 @@ from tf2dist.compat.model import stateful_layer
 from tf2dist.execution.predict_step import PredictStep
 from tf2dist.execution.steps_per_execution import EVALUATION_BATCHES
 from tf2dist.execution.train_step_interface import TrainStep
-from tf2dist.input.batch_groups import group_signature, grouped, nbytes, single_batches
+from tf2dist.input.batch_groups import group_signature, grouped, nbytes, number_of_batches, single_batches
 from tf2dist.input.batch_slicing import ReplicaSlices
 from tf2dist.input.data_adapter import FiniteDataAdapter
 from tf2dist.parameter_server import worker_metric_sums
@@ -133,8 +133,8 @@ class ShardedPass:
             return
         batches = data.single_pass(data.local_tensors(), ReplicaSlices(), steps)
         read = 0
-        for number, (n, together, ends) in enumerate(grouped(batches, min(EVALUATION_BATCHES, -(-steps // count)))):
-            yield _Shard(number, n, (together, ends), sum(map(nbytes, together)))
+        for number, (n, together, shapes) in enumerate(grouped(batches, min(EVALUATION_BATCHES, -(-steps // count)))):
+            yield _Shard(number, n, (together, shapes), sum(map(nbytes, together)))
             read += n
         if read < steps:
             raise tf.errors.OutOfRangeError(None, None, f"the dataset has {read} batches")
@@ -228,9 +228,9 @@ class ShardedPass:
         spec = data.element_spec()
 
         @tf.function(input_signature=group_signature(spec), autograph=False)
-        def function(together, ends):
-            n = tf.shape(ends)[1] - 1
-            result, found[0] = compute(iter(single_batches(together, ends, spec)), n)
+        def function(together, shapes):
+            n = tf.cast(number_of_batches(shapes), tf.int32)
+            result, found[0] = compute(iter(single_batches(together, shapes, spec)), n)
             return result
 
         return function

@@ -152,10 +152,10 @@ class SynchronousDispatcher:
         began, update = time.perf_counter(), execution.update_for(stream.element_spec, sent=sent)
         if sent:
             due = self._sent_batches
-            steps, together, ends = stream.batches.take(range(due, due + steps))
+            steps, together, shapes = stream.batches.take(range(due, due + steps))
             stream.batches.forget(range(due, due + steps))
             self._sent_batches += steps
-            batches = single_batches(together, ends, stream.element_spec)
+            batches = single_batches(together, shapes, stream.element_spec)
             update.send_slices(batches, stream.element_spec)
         if self._running is None:
             self._pool.keep_busy(self.cancel)

@@ -79,8 +79,7 @@ class TrainingLoop:
         self._fails_on_nan = fails_on_nan(callbacks.callbacks)
         self._needs_batch_logs = needs_batch_logs(prepared.strategy, callbacks)
         # An execution that waits at a worker would not see what a hook for a batch has changed or stopped.
-        dispatcher = prepared.dispatcher
-        self._max_in_flight = dispatcher.workers if has_batch_hooks(callbacks) else dispatcher.max_in_flight
+        self._one_each = has_batch_hooks(callbacks)
         self._checkpoints = [c for c in callbacks.callbacks if isinstance(c, Checkpoint)]
         self._step = prepared.train_step(data)
         self._state = TrainingState(
@@ -198,6 +197,10 @@ class TrainingLoop:
             start = _Start(found.global_step, epoch, sums, is_over, has_begun)
         return start
 
+    @property
+    def _max_in_flight(self) -> int:
+        return self._dispatcher.workers if self._one_each else self._dispatcher.max_in_flight
+
     def _run_epoch(self, epoch: int, stream, sums: MetricSums) -> dict:
         """Makes the updates that the epoch still needs; returns its logs. Callbacks may stop it earlier."""
         self._sums, self._dropped_gradients, self._logged_steps = sums, None, 0
@@ -252,12 +255,12 @@ class TrainingLoop:
                 for checkpoint in due:
                     checkpoint.save(place)
                 due = []
-            while step < end and not lost and in_flight < self._max_in_flight:
+            while step < end and not lost and in_flight < (most := self._max_in_flight):
                 if (due or stops) and not dispatcher.has_gaps:
                     break
                 if self._ends_early(finished or in_flight):
                     break
-                n = 1 if model.stop_training else self._tuner.next(end - step, self._max_in_flight)
+                n = 1 if model.stop_training else self._tuner.next(end - step, most)
                 callbacks.on_train_batch_begin(step - (end - self._steps_per_epoch))
                 with data_validation.data_may_fail(self._data), progress.steps():
                     step += dispatcher.schedule(self._prepared.train_function, stream, n, self._tuner.limit)
