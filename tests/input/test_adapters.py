@@ -72,6 +72,12 @@ def test_a_stream_goes_on_at_any_step(feed):
     assert labels(batches_of(feed, ReplicaSlices(), 17).take(13)) == whole[17:]
 
 
+def test_what_is_mapped_has_the_order_of_its_seed(feed):
+    """As with class weights."""
+    whole = labels(batches_of(feed, ReplicaSlices(), 0).take(2 * STEPS))
+    assert labels(batches_of(feed.map(lambda *batch: batch), ReplicaSlices(), 0).take(2 * STEPS)) == whole
+
+
 @pytest.mark.parametrize("kind", ["arrays", "dataset"])
 def test_synchronous_workers_go_on_at_any_step(feed, tf, kind):
     """The slices of all workers, in turn, are those of the batches from there on; a batch of 3 rows is among them."""

@@ -35,7 +35,7 @@ LIKE_OTHERS = [
     *((name, "central") for name in QUICK if name != "Dice"),
     *((name, "mirrored 3") for name in loss_cases.FEW if name != "everything"),
     *((name, "mirrored 2") for name in ("table of two, XLA", "masks, XLA", "Circle, weighted")),
-    *((name, "mirrored 2") for name in ("Circle", "own mean, weighted", "added sum", "synchronized", "unreduced")),
+    *((name, "mirrored 2") for name in ("Circle", "own mean, weighted", "added sum", "synchronized")),
     *((name, "mirrored 2") for name in ("own Loss", "ignored class", "scaled masks, XLA")),
 ]
 
