@@ -55,13 +55,14 @@ CASES = {
 }
 
 
-def trained(name, by):
-    """Trains for an epoch by plain Keras, and for another one by `by.fit`, of `keras.Model` or `tf2dist`.
+def trained(name, by, *, before=True):
+    """Trains for an epoch by plain Keras, if `before`, and for another one by `by.fit`, of `keras.Model` or `tf2dist`.
 
     Returns every variable that training changes, the history of the second, and what the model then predicts.
     """
     model, (x, y) = CASES[name](), DATA.get(name, data)()
-    model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
+    if before:
+        model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
     history = by.fit(model, x, y, batch_size=BATCH, shuffle=False, verbose=0).history
     optimizer = [keras.ops.convert_to_numpy(v) for v in model.optimizer.variables]
     return [*weights(model), *optimizer], history, np.asarray(by.predict(model, x, verbose=0))

@@ -43,6 +43,13 @@ def test_trains_on_as_on_one_device(joined, name, caplog):
     assert caplog.text.count(f"was made outside of the scope of {type(joined).__name__}: ") == 1
 
 
+@pytest.mark.parametrize("name", sampled(("weight decay", "averages"), (), ("weight decay",)))
+def test_trains_as_on_one_device(joined, name):
+    """Of a model that was not trained before; the optimizer has not decided yet which weights decay."""
+    theirs = outside_of_scope.trained(name, keras.Model, before=False)
+    outside_of_scope.assert_same(outside_of_scope.trained(name, tf2dist, before=False), theirs)
+
+
 @pytest.mark.parametrize("layout", sampled(LAYOUTS, (), ["ps"]))
 def test_trains_on_in_a_job(tmp_path, layout):
     run_program(LAYOUTS[layout], "outside_of_scope", layout, tmp_path / "out")
