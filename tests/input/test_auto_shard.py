@@ -11,6 +11,12 @@ from tf2dist.input.dataset_adapter import DatasetAdapter
 FILES, LINES, BATCH = 5, 7, 3
 
 
+@pytest.fixture(autouse=True)
+def without_global_seed(tf):
+    """An earlier test's, with which nothing would be without a seed."""
+    tf.random.set_seed(None)
+
+
 @pytest.fixture
 def files(tmp_path):
     """Files of lines whose numbers say from which file they are."""
