@@ -8,12 +8,12 @@ from tf2dist.execution.steps_per_execution import StepsPerExecutionTuner
 BOTH = pytest.mark.parametrize("fixed", [None, 7])
 
 
-def settled(seconds_a_step, times=40):
+def settled(seconds_a_step, times=40, in_flight=1):
     """A pace after many executions that took as long as their steps say, and the lengths that it chose."""
     chosen = []
     found = StepsPerExecutionTuner()
     for _ in range(times):
-        steps = found.next(10**9)
+        steps = found.next(10**9, in_flight)
         chosen.append(steps)
         found.observe(steps, steps * seconds_a_step)
     return chosen
@@ -32,6 +32,15 @@ def test_grows_at_most_twofold_to_the_time_it_aims_at():
     chosen = settled(0.001)
     assert all(after <= 2 * before for before, after in itertools.pairwise(chosen))
     assert chosen[-1] == pytest.approx(steps_per_execution._TARGET_SECONDS / 0.001, abs=1)
+
+
+@pytest.mark.parametrize(("in_flight", "seconds"), [(1, 0.4), (32, 0.4), (128, 1.28), (2000, 3.0)])
+def test_workers_that_are_many_have_longer_executions(in_flight, seconds):
+    """So that what one process hands out does not grow with them; and they are as patient."""
+    assert settled(0.01, in_flight=in_flight)[-1] == pytest.approx(100 * seconds, abs=1)
+    found = StepsPerExecutionTuner()
+    found.next(1000, in_flight)
+    assert found.limit == pytest.approx(2 * seconds)
 
 
 def test_is_bounded():
@@ -61,7 +70,7 @@ def test_a_fixed_length_stays():
     for _ in range(5):
         found.observe(7, 1e-6)
     assert found.next(1000) == 7
-    assert found.next(1000, workers=500) == 7
+    assert found.next(1000, in_flight=500) == 7
 
 
 @BOTH
@@ -90,9 +99,9 @@ def test_the_last_steps_are_spread_over_the_workers():
     found = StepsPerExecutionTuner()
     for _ in range(20):
         found.observe(100, 100 * steps_per_execution._MIN_SECONDS / 5)
-    assert found.next(60, workers=6) == 10
-    assert found.next(20, workers=6) == 5  # not cut into what takes no time
-    assert found.next(3, workers=6) == 3
+    assert found.next(60, in_flight=6) == 10
+    assert found.next(20, in_flight=6) == 5  # not cut into what takes no time
+    assert found.next(3, in_flight=6) == 3
 
 
 @pytest.mark.parametrize("steps", [0, -1])

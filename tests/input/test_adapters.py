@@ -2,15 +2,17 @@
 
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
 
 from tests.conftest import every_third, sampled
 from tf2dist import Examples
-from tf2dist.errors import UsageError
+from tf2dist.errors import TrainingError, UsageError
 from tf2dist.input.batch_slicing import ReplicaSlices, one_slice_an_element, slice_bounds
 from tf2dist.input.dataset_adapter import DatasetAdapter, slice_of
+from tf2dist.input.input_progress import Unwatched
 from tf2dist.input.make_adapter import make_data_adapter, make_finite_adapter
 
 ROWS, BATCH = 103, 10
@@ -426,6 +428,68 @@ def test_counting_batches_leaves_the_order_as_it_is(tf, kind):
     counted = DatasetAdapter(make())
     assert counted.steps == -(-ROWS // BATCH)
     assert passes(counted.dataset) == passes(make())
+
+
+class Watcher(Unwatched):
+    """How often it was told that data is read, and that a batch does not come."""
+
+    moved = waited = 0
+
+    def moves(self):
+        self.moved += 1
+
+    def waits_for_input(self, waits):
+        self.waited += waits
+
+
+def test_whoever_watches_is_told_that_batches_are_counted(tf):
+    watcher = Watcher()
+    batches = tf.data.Dataset.range(ROWS).batch(BATCH).filter(lambda batch: True)
+    data = make_data_adapter(batches, progress=watcher).map(lambda batch: batch + 1)
+    assert data.steps == watcher.moved == -(-ROWS // BATCH)
+    assert data.first(2).steps == 2
+
+
+def test_a_dataset_that_gives_no_more_while_it_is_counted(tf, monkeypatch):
+    monkeypatch.setenv("TF2DIST_BATCH_TIMEOUT", "1")
+    may_end, watcher = threading.Event(), Watcher()
+
+    def numbers():
+        yield from range(2)
+        may_end.wait(60)
+
+    batches = tf.data.Dataset.from_generator(numbers, output_signature=tf.TensorSpec([], tf.int64))
+    with pytest.raises(TrainingError, match=r"^batch 2 of the Dataset has not come in 1 s; "):
+        _ = make_data_adapter(batches, progress=watcher).steps
+    may_end.set()
+    assert watcher.moved == 2
+    assert watcher.waited
+
+
+def test_a_dataset_that_fails_while_it_is_counted_says_at_which_batch(tf):
+    batches = (
+        tf.data.Dataset.range(5)
+        .map(lambda n: tf.debugging.check_numerics(1 / (3 - n), "a row"))
+        .filter(lambda batch: True)
+    )
+    with pytest.raises(tf.errors.InvalidArgumentError, match="a row") as caught:
+        _ = make_data_adapter(batches).steps
+    assert caught.value.__notes__ == ["(at batch 3 of the Dataset, counted from 0)"]
+
+
+def test_seeds_do_not_depend_on_what_else_a_process_has_made(tf):
+    """Names of functions have a number that counts them, and the graph's library is in the order of a hash of names."""
+
+    def rows():
+        numbers = tf.data.Dataset.range(ROWS)
+        for _ in range(4):
+            numbers = numbers.map(lambda v: v + tf.random.uniform([], 0, 1000, tf.int64))
+        numbers = numbers.interleave(lambda v: tf.data.Dataset.from_tensors(v).shuffle(2))
+        data = DatasetAdapter(numbers.batch(ROWS))
+        (batch,) = data.training_batches(data.shared_tensors(lambda: 5), ReplicaSlices(), 0, stop=1)
+        return tuple(batch.numpy().tolist())
+
+    assert len({rows() for _ in range(8)}) == 1
 
 
 @pytest.mark.parametrize("rank", [0, 1])

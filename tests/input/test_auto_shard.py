@@ -44,7 +44,7 @@ def shards(dataset, workers, steps, start=0):
     """The first batches of each worker, as lists; read in a graph, as on workers."""
     import tensorflow as tf
 
-    feed = DatasetAdapter(dataset)
+    feed = DatasetAdapter(dataset).divided(workers)
     held = received(feed)
 
     @tf.function(autograph=False)
@@ -93,6 +93,18 @@ def test_each_worker_reads_all_of_it(tf, files):
     assert rows(first) != rows(second)
 
 
+@pytest.mark.parametrize("policy", [None, "FILE", "DATA", "OFF"])
+def test_slices_and_shards_of_passes_are_of_one_order(tf, files, policy):
+    """Synchronous workers cut the same batches, and those that evaluate divide one pass, whatever the policy."""
+    feed = DatasetAdapter(lines(tf, files, policy))
+    held, everything = received(feed), [100 * f + n for f in range(FILES) for n in range(LINES)]
+    batches = -(-len(everything) // BATCH)
+    slices = [feed.training_slices(held, 2, 0, worker, 2).take(batches) for worker in range(2)]
+    assert sorted(rows(cut.numpy().tolist() for of_worker in slices for cut, _ in of_worker)) == everything
+    passes = [feed.single_pass(held, ReplicaSlices(), batches, shard, 2) for shard in range(2)]
+    assert sorted(rows(batch.numpy().tolist() for shard in passes for batch in shard)) == everything
+
+
 def test_hints_are_refused(tf):
     """What has one has no length, and cannot be read, before it is divided."""
     hint = tf.data.experimental.SHARD_HINT
@@ -120,7 +132,7 @@ def test_who_reads_it(tf, files):
 def test_what_cannot_be_divided_is_refused(tf, files, policy, workers, said):
     numbers = with_policy(tf, tf.data.Dataset.range(9).batch(2), "FILE")
     with pytest.raises(UsageError, match=said) as raised:
-        DatasetAdapter(numbers if policy == "numbers" else lines(tf, files, policy)).check_shards(workers)
+        DatasetAdapter(numbers if policy == "numbers" else lines(tf, files, policy)).divided(workers)
     assert "\n" not in str(raised.value)
 
 
@@ -130,12 +142,12 @@ def test_caches_in_files_are_refused(tf, files, tmp_path):
         feed = DatasetAdapter(with_policy(tf, cached, "FILE"))
         if refused:
             with pytest.raises(UsageError, match=r"has a cache\(filename\), in which a worker would find"):
-                feed.check_shards(2)
+                feed.divided(2)
         else:
-            feed.check_shards(2)
-        feed.check_shards(1)
+            feed.divided(2)
+        feed.divided(1)
 
 
 def test_what_can_be_divided_is_not_refused(tf, files):
     for policy, workers in (("FILE", FILES), ("DATA", 50), ("OFF", 50), (None, 50)):
-        DatasetAdapter(lines(tf, files, policy)).check_shards(workers)
+        DatasetAdapter(lines(tf, files, policy)).divided(workers)

@@ -216,6 +216,23 @@ def test_without_slurm(tmp_path):
     assert "there is no sbatch" in done.stderr
 
 
+def test_ctrl_c_before_the_number_of_the_job_is_known(tmp_path):
+    sbatch = tmp_path / "sbatch"
+    sbatch.write_text(f"#!/bin/sh\ntouch {tmp_path}/begun; exec sleep 60\n")
+    sbatch.chmod(0o755)
+    with subprocess.Popen(
+        [sys.executable, "-m", "launch", "slurm", "--wait", "--", "json.tool"], stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}, start_new_session=True,
+    ) as launcher:  # fmt: skip
+        deadline = time.monotonic() + 30
+        while not (tmp_path / "begun").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        os.killpg(launcher.pid, signal.SIGINT)
+        _, error = launcher.communicate(timeout=30)
+    assert launcher.returncode == 130
+    assert error == "launch: sbatch has not said whether it has made a job; `squeue --me` lists yours\n"
+
+
 @pytest.mark.parametrize(("said", "end"), [("", ""), (" on cluster fed1", "-M fed1 ")])
 def test_a_job_of_a_federation_is_known_by_its_number(tmp_path, said, end):
     """In a directory whose name is no text."""

@@ -63,6 +63,18 @@ def test_what_is_counted_is_what_is_applied(tmp_path, job):
             assert note["whole"], mode
 
 
+def test_of_own_steps_no_more_than_one_a_kill_is_in_doubt(tmp_path):
+    """A step of the user's own applies its gradients before it is counted, and not together with that."""
+    for _, noted in notes(tmp_path, Job(1, 2, ["own step"])).values():
+        for note in noted:
+            passes, more = divmod(note["steps"], BATCHES)
+            expected = [passes + (batch < more) for batch in range(BATCHES)]
+            assert 0 <= note["updates"] - note["steps"] <= note["killed"]
+            for batches in note["batches"]:
+                found = sum(abs(n - once) for n, once in zip(batches, expected, strict=True))
+                assert found <= note["killed"]
+
+
 def test_with_several_servers_no_more_than_one_update_a_kill_is_in_doubt(tmp_path):
     """Asynchronously: what a server has counted it tells the others in messages that end with the worker's step."""
     job = Job(2, 1, ["slow"])

@@ -75,12 +75,32 @@ def scaled(optimizer):
     return keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=2.0**-100, dynamic_growth_steps=4)
 
 
-def build(momentum=0.0, width=1, layer=Counts, rate=lambda: 1.0, constraint=None, wrap=lambda o: o, **options):
+class OwnStep(keras.Model):
+    """Applies its gradients itself; each step takes a while."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True)) * slow_one(x[0])
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+
+def build(
+    momentum=0.0,
+    width=1,
+    layer=Counts,
+    rate=lambda: 1.0,
+    constraint=None,
+    wrap=lambda o: o,
+    kind=keras.Model,
+    **options,
+):
     """Both variables are rows of zeros, on different servers if there are several."""
     batches = keras.Input((), dtype="int64")
     made = {"embeddings_initializer": "zeros", "embeddings_constraint": constraint}
     total = keras.layers.Add()([layer(BATCHES, width, **made)(batches) for _ in range(2)])
-    model = keras.Model(batches, total)
+    model = kind(batches, total)
     model.compile(wrap(keras.optimizers.SGD(rate(), momentum=momentum, **options)), minus_sum)
     return model
 
@@ -97,6 +117,7 @@ MODES = {
     "wide scaled": {"width": WIDE, "wrap": scaled, "epochs": 20},
     "table": {"layer": keras.layers.Embedding},
     "local steps": {"options": tf2dist.ParameterServer(local_steps=5)},
+    "own step": {"kind": OwnStep, "in_one": 10},
     "given back": {"momentum": 1.0, "limit": 0.0},
     "stopped": {"stops": True},
     "slow stopped": {"stops": True, "rate": Slow, "momentum": 1.0},
@@ -142,9 +163,9 @@ class Kills(keras.callbacks.Callback):
     Or stops it, until others have ended some epochs without it, in which it sees none of what has happened since.
     """
 
-    def __init__(self, momentum, epochs, stops, together):
+    def __init__(self, momentum, epochs, stops, together, within):
         super().__init__()
-        self._stops, self._together = stops, together
+        self._stops, self._together, self._within = stops, together, within
         self._epochs = epochs  # at least
         self._thread = threading.Thread(target=self._kill, daemon=True)
         self._counting = momentum
@@ -192,10 +213,11 @@ class Kills(keras.callbacks.Callback):
                 while self._by_worker_1() < before + 3:  # it makes updates
                     time.sleep(0.01)
             else:
-                seen = time.monotonic()
-                while taken.get(1, 0.0) < seen:  # it has an execution
-                    time.sleep(0.01)
-            time.sleep(draw.random() * 0.2)
+                for _ in range(2):  # it has an execution, which is not its first one: in that it is told of functions
+                    seen = time.monotonic()
+                    while taken.get(1, 0.0) < seen:
+                        time.sleep(0.01)
+            time.sleep(draw.random() * self._within)
             if self._stops:
                 os.kill(pid, signal.SIGSTOP)
                 ended = len(self.notes)
@@ -224,21 +246,25 @@ def note_results():
 
 
 def run(
-    mode, options=None, epochs=1, stops=False, dataset=False, limit=steps_per_execution._LIMIT_SECONDS, **made
+    mode, options=None, epochs=1, stops=False, dataset=False, in_one=None, limit=steps_per_execution._LIMIT_TARGETS,
+    **made,
 ):  # fmt: skip
-    steps_per_execution._LIMIT_SECONDS, given_back[0] = limit, 0
+    steps_per_execution._LIMIT_TARGETS, given_back[0] = limit, 0
     options = options or tf2dist.ParameterServer()
     with strategy.scope():
         model = build(**made)
     together = options.update == "sync"
-    noted, directory = Kills(bool(made.get("momentum")), epochs, stops, together), out / mode.replace(" ", "-")
+    noted, directory = (
+        Kills(bool(made.get("momentum")), epochs, stops, together, 0.2 * (in_one or 1)),
+        out / mode.replace(" ", "-"),
+    )
     size = 2 if options == SYNC else 1  # an update's slices come from different batches when a worker was lost
     rows = np.arange(size * BATCHES) % BATCHES
     data = rows, np.zeros(len(rows), np.float32)
     arguments = {} if dataset else {"batch_size": size, "shuffle": False}
     history = tf2dist.fit(
         model, tf.data.Dataset.from_tensor_slices(data).batch(size) if dataset else data, **arguments, verbose=0,
-        epochs=10_000, steps_per_epoch=PER_EPOCH, parameter_server=options,
+        epochs=10_000, steps_per_epoch=PER_EPOCH, steps_per_execution=in_one, parameter_server=options,
         callbacks=[noted, tf2dist.Checkpoint(directory, every_steps=PER_EPOCH * 3 // 2, keep=10_000)],
     )  # fmt: skip
     notes = [*noted.notes, noted.now(PER_EPOCH * len(history.history["loss"]))]

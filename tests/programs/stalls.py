@@ -4,7 +4,8 @@ python -m tests.programs.stalls STRATEGY OUT WHERE [TASK]
 
 WHERE is "generator" or "callback" of the TASK, which waits there for ever, in the first run. "stopped": the test stops
 a task when the file `under_way` is there. "slow": traces, steps and a validation take time, and none as long as a
-stall. STRATEGY "sync" is ps with synchronous updates.
+stall; the count of the batches to validate with takes longer than one, and moves. STRATEGY "sync" is ps with
+synchronous updates.
 """
 
 import json
@@ -18,6 +19,7 @@ name, out, where, task = sys.argv[1], pathlib.Path(sys.argv[2]), sys.argv[3], " 
 strategy = tf2dist.join("ps" if name == "sync" else name)
 
 import keras  # noqa: E402
+import tensorflow as tf  # noqa: E402
 
 from tests.models import OPTIMIZERS, classifier, data, weights  # noqa: E402
 from tf2dist.cluster import environments  # noqa: E402
@@ -54,6 +56,18 @@ def batches():
         number += 1
 
 
+def validation_batches():
+    first = not validation_passes
+    validation_passes.append(1)
+    x, y = data(1)
+    for start in range(0, len(x), 8):
+        time.sleep(0.8 if first else 0.0)
+        yield x[start : start + 8], y[start : start + 8]
+
+
+validation_passes = []
+
+
 class Callback(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
         if epoch == 1 and leads:
@@ -81,7 +95,10 @@ class SlowlyEvaluated(keras.callbacks.Callback):
 
 with strategy.scope():
     model = classifier(OPTIMIZERS["adam"](), SlowlyTraced())
-slow = {"validation_data": data(1), "validation_batch_size": 8} if where == "slow" else {}
+slow = {}
+if where == "slow":
+    spec = tuple(tf.TensorSpec([None, *a.shape[1:]], a.dtype) for a in data(1))
+    slow["validation_data"] = tf.data.Dataset.from_generator(validation_batches, output_signature=spec)
 arguments = {"x": batches()} if where in ("generator", "slow") else {"x": data(), "batch_size": 16, "seed": 3}
 tf2dist.fit(
     model, **arguments, epochs=EPOCHS, steps_per_epoch=PER_EPOCH, steps_per_execution=1, verbose=0,

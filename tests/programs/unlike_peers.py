@@ -1,7 +1,11 @@
-"""Run in every peer of a job: calls with data of unlike lengths, and then alike: python -m tests.programs.unlike_peers.
+"""Run in every peer of a job: makes calls with unlike lengths, and then alike ones.
+
+python -m tests.programs.unlike_peers OUT
 
 Prints what each call was refused with.
 """
+
+import sys
 
 import tf2dist
 from tf2dist.cluster import environments
@@ -25,6 +29,9 @@ CALLS = {
     "validation": lambda: tf2dist.fit(model, x, y, batch_size=16, validation_data=(x[:fewer], y[:fewer])),
     "evaluate": lambda: tf2dist.evaluate(model, x, y, 16, steps=1 + index),
     "predict": lambda: tf2dist.predict(model, x[:fewer], 16),
+    "checkpoint": lambda: tf2dist.fit(
+        model, x, y, batch_size=16, callbacks=[] if index else [tf2dist.Checkpoint(sys.argv[1])]
+    ),
     "functions": lambda: tf2dist.predict(model, x) if index else tf2dist.evaluate(model, x, y),
 }
 for name, call in CALLS.items():
@@ -32,5 +39,14 @@ for name, call in CALLS.items():
         call()
     except UsageError as error:
         print(f"{name}: {error}", flush=True)
-tf2dist.fit(model, x, y, batch_size=16, epochs=2)
+
+
+class StopsInOne(keras.callbacks.Callback):
+    """As one that goes by a clock, or by a file that is seen in one peer before the others."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.stop_training = index == 1 and epoch == 1
+
+
+tf2dist.fit(model, x, y, batch_size=16, epochs=9, callbacks=[StopsInOne()])
 print(f"then: {tf2dist.updates(model)} updates", flush=True)

@@ -28,8 +28,15 @@ def test_equals_keras(tf, strategy, replicas, options):
     embedding_cases.check(options, embedding_cases.trained(options, several_steps, strategy.scope()))
 
 
-def test_peers_equal_keras(tf, tmp_path):
+@pytest.mark.parametrize(
+    ("layout", "options"),
+    [
+        pytest.param(["--workers=2"], ["loss scale, averages"], id="peers"),
+        pytest.param(["--ps=1", "--workers=2"], embedding_cases.OPTIONS, id="synchronous workers"),
+    ],
+)
+def test_processes_equal_keras(tf, tmp_path, layout, options):
     out = tmp_path / "results.pickle"
-    run_program(["--workers=2"], "embeddings", out, "loss scale, averages")
+    run_program(layout, "embeddings", out, *options)
     for options, ours in pickle.loads(out.read_bytes()).items():
         embedding_cases.check(options, ours)

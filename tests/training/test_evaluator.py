@@ -159,6 +159,22 @@ def test_an_evaluator_passes_over_what_is_damaged_or_removed(tf, tmp_path, monke
     assert f"checkpoint-{STEPS} is damaged" in said[0]
 
 
+def test_an_evaluator_evaluates_once_what_is_written_twice(tf, tmp_path, monkeypatch):
+    """As the last checkpoint of an epoch is, when the epoch has ended; and again what has other weights."""
+    from tf2dist.training import evaluator_task
+
+    strategy = tf2dist.make_strategy("one")
+    fit(strategy, tf2dist.Checkpoint(tmp_path / "one", every_steps=STEPS), epochs=2)
+    fit(strategy, tf2dist.Checkpoint(tmp_path / "other", every_steps=STEPS), epochs=2, seed=8)
+    first, last = list_checkpoints(tmp_path / "one")
+    other = list_checkpoints(tmp_path / "other")[-1]
+    monkeypatch.setattr(evaluator_task, "_new_checkpoints", lambda _: [first, last, last, other])
+    monkeypatch.setattr(session, "_current", session.Session(role=Role.EVALUATOR))
+    model = classifier(OPTIMIZERS["adam"]())
+    history = tf2dist.fit(model, data(), validation_data=data(), callbacks=[tf2dist.Checkpoint(tmp_path / "one")])
+    assert history.epoch == [STEPS, 2 * STEPS, 2 * STEPS]
+
+
 def test_an_evaluator_evaluates_again_what_was_replaced(tmp_path, monkeypatch):
     """The last checkpoint is written again with averaged weights, under the same name."""
     from tf2dist.training import evaluator_task, status_file

@@ -1,6 +1,7 @@
 """Several processes, started by our own launcher: the same numbers as one process, and exact counts."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -129,3 +130,21 @@ def test_the_way_to_accelerators(by_hand, tmp_path):
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["updates"] == 20 * 60
     assert result["history"]["loss"][-1] < result["history"]["loss"][0]
+
+
+@pytest.fixture
+def one_core():
+    """This thread and all processes that it starts have a single core, as in many a container."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(before)})
+    yield
+    os.sched_setaffinity(0, before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("update", [[], ["--sync"]], ids=["asynchronous", "synchronous"])
+def test_servers_and_workers_with_a_single_core(one_core, launched, update):
+    """TensorFlow would run all operations in one thread, and a worker's first step would not end."""
+    flags = ["--strategy=ps", "--dataset=digits", "--epochs=1", *update]
+    status, error = launched(["--ps=1", "--workers=2", "--timeout=200"], "trainers.mnist", *flags).ends("launcher")
+    assert status == 0, error

@@ -104,7 +104,7 @@ def test_sigterm_during_a_stall(stalls, tmp_path):
 
 
 def test_what_is_slow_and_moves_is_no_stall(stalls, tmp_path):
-    """Traces, steps and validations, each of which takes a part of the limit, and together much more."""
+    """Traces, steps, validations and the count of their batches: each moves on, and together they take much more."""
     job = stalls(PEERS, "multiworker", "slow", seconds=8)
     status, error = job.ends("launcher")
     assert status == 0, error

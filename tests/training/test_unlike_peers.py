@@ -1,4 +1,4 @@
-"""Peers whose data or arguments have unlike lengths are told so, and none of them waits for ever."""
+"""Peers with data or arguments of unlike lengths are told so; where a callback of one stops, all do. None waits on."""
 
 import pytest
 
@@ -12,6 +12,8 @@ SAID = [
     "validation: fit needs the same validation_steps in all peers of a job, found 7 in worker 0, 4 in worker 1; give",
     "evaluate: evaluate needs the same steps in all peers of a job, found 1 in worker 0, 2 in worker 1; give",
     "predict: predict needs the same steps in all peers of a job, found 7 in worker 0, 4 in worker 1; give",
+    "checkpoint: all peers of a job need the same callbacks that save and restore, found Checkpoint in worker 0, none "
+    "in worker 1; give them to every peer",
     "functions: the peers of a job call fit, evaluate and predict together, found evaluate in worker 0, predict in "
     "worker 1",
     "then: 14 updates",
@@ -20,6 +22,6 @@ SAID = [
 
 @pytest.mark.slow
 def test_every_peer_is_told(tmp_path):
-    printed = run_program(["--workers=2"], "unlike_peers", limit=120)
+    printed = run_program(["--workers=2"], "unlike_peers", tmp_path, limit=120)
     for said in SAID:
         assert printed.count(said) == 2, printed

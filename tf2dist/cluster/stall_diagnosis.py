@@ -191,29 +191,30 @@ def waits_for(states: Mapping[str, State | None], busy_workers: Iterable[str] = 
       busy_workers: workers that have not returned what they run.
     """
     if silent := [name for name, state in states.items() if state is None]:
-        return f"{_listed(silent)}, which {_has(silent)} not answered"
+        return f"{listed(silent)}, which {_has(silent)} not answered"
     loops = {name: state for name, state in states.items() if state is not None and state.place != Place.SERVES}
     if waiting := [name for name, state in loops.items() if state.place == Place.INPUT]:
-        return f"the input of {_listed(waiting)}, whose next batch has not come"
+        return f"the input of {listed(waiting)}, whose next batch has not come"
     last = max((state[:2] for state in loops.values()), default=(0, 0))
     behind = [name for name, state in loops.items() if state[:2] < last]
     outside = [name for name, state in loops.items() if state.place == Place.OUTSIDE]
     if late := [name for name in behind if name in outside]:
-        return f"{_listed(late)}, which {_has(late)} not called fit, evaluate or predict as the others have"
+        return f"{listed(late)}, which {_has(late)} not called fit, evaluate or predict as the others have"
     if behind:
-        return f"{_listed(behind)}, which {_has(behind)} not begun the step that the others are in"
+        return f"{listed(behind)}, which {_has(behind)} not begun the step that the others are in"
     if own := [name for name, state in loops.items() if state.place == Place.PROGRAM]:
-        return f"a callback or another part of the program in {_listed(own)}"
+        return f"a callback or another part of the program in {listed(own)}"
     if busy := list(busy_workers):
-        return f"{_listed(busy)}, which {_has(busy)} not returned what {'they run' if busy[1:] else 'it runs'}"
-    return f"a step that {_listed(list(loops))} {_has(list(loops))} begun, or data that TensorFlow reads for it"
+        return f"{listed(busy)}, which {_has(busy)} not returned what {'they run' if busy[1:] else 'it runs'}"
+    return f"a step that {listed(list(loops))} {_has(list(loops))} begun, or data that TensorFlow reads for it"
 
 
 def _has(names: list[str]) -> str:
     return "have" if names[1:] else "has"
 
 
-def _listed(names: list[str]) -> str:
-    if len(names) > _NAMED:
-        names = [*names[:_NAMED], f"{len(names) - _NAMED} more"]
+def listed(names: list[str], most: int = _NAMED) -> str:
+    """Names tasks, the first few of many, as "worker 0, worker 1 and 7 more"."""
+    if len(names) > most:
+        names = [*names[:most], f"{len(names) - most} more"]
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))

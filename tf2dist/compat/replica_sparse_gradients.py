@@ -30,14 +30,14 @@ def sum_slices(strategy: tf.distribute.Strategy, gradients: Sequence) -> list[tf
       gradients: for each table, a `tf.IndexedSlices` of each replica; of static shapes but for the number of slices.
     """
     tables = [list(strategy.experimental_local_results(g)) for g in gradients]
-    shared = [all(_is_for_all_examples(s.indices) for s in replicas) for replicas in tables]
+    shared = [all(is_for_all_examples(s.indices) for s in replicas) for replicas in tables]
     peers = strategy.num_replicas_in_sync // len(tables[0])
     if peers > 1:
         tables = _exchange(tables, peers)
-    return [_add_up(replicas) if s else _join(replicas) for replicas, s in zip(tables, shared, strict=True)]
+    return [add_up(replicas) if s else _join(replicas) for replicas, s in zip(tables, shared, strict=True)]
 
 
-def _is_for_all_examples(indices: tf.Tensor) -> bool:
+def is_for_all_examples(indices: tf.Tensor) -> bool:
     """Are these rows looked up once for all examples, and not by each of them?"""
     without_data = _is_made_without_data(indices)
     # If that cannot be seen, then by the length: that of a batch is not known while tracing.
@@ -72,7 +72,7 @@ def _join(replicas: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
     return tf.IndexedSlices(values, indices, replicas[0].dense_shape)
 
 
-def _add_up(replicas: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
+def add_up(replicas: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
     """The sum of slices of the same rows. They are joined if they turn out to be of several, or of each example's."""
     first = replicas[0]
     length = tf.size(first.indices)

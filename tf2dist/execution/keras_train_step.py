@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tf2dist.compat import global_batch_gradients, global_batch_loss, layer_losses, synchronized_batch_normalization
 from tf2dist.compat import model as keras_model
+from tf2dist.compat.replica_sparse_gradients import add_up
 from tf2dist.compat.stateless_scope import OverlayScope, in_stateless_scope
 from tf2dist.errors import UsageError
 from tf2dist.execution.flat_logs import as_logs
@@ -132,21 +133,28 @@ class KerasTrainStep:
         fractions, outputs = self._fractions(batch, slice_weight, exchanges=False)
         return fractions, self._sums(batch, *outputs, slice_weight)
 
-    def join(self, slices: Sequence[tuple[list[Fraction], list[tf.Tensor]]]) -> tuple[list, list[tf.Tensor]]:
+    def join(
+        self, slices: Sequence[tuple[list[Fraction], list[tf.Tensor]]], looked_up_once: Sequence[Sequence[bool]]
+    ) -> tuple[list, list[tf.Tensor]]:
         """See `GradientStep`."""
         sums = merge_all(self.merges, [sums for _, sums in slices])
-        gradients, values = self._join_parts([fractions for fractions, _ in slices])
+        gradients, values = self._join_parts([fractions for fractions, _ in slices], looked_up_once)
         return gradients, self._with_losses(sums, values, None)
 
-    def _join_parts(self, slices: Sequence[list[Fraction]]) -> tuple[list, list[tf.Tensor]]:
+    def _join_parts(
+        self, slices: Sequence[list[Fraction]], looked_up_once: Sequence[Sequence[bool]]
+    ) -> tuple[list, list[tf.Tensor]]:
         """Gradients and values of a global batch."""
         together = [
             Fraction(
                 tf.add_n([f.denominator for f in parts]),
                 [tf.add_n(ts) for ts in zip(*[f.values for f in parts], strict=True)],
-                [added(gs) for gs in zip(*[f.gradients for f in parts], strict=True)],
+                [
+                    add_up(gs) if once and len(gs) > 1 else added(gs)
+                    for once, *gs in zip(of_all, *[f.gradients for f in parts], strict=True)
+                ],
             )
-            for parts in zip(*slices, strict=True)
+            for of_all, *parts in zip(looked_up_once, *slices, strict=True)
         ]
         values, gradients = quotients(together, [f.denominator for f in together])
         for number, variable in enumerate(self.model.trainable_variables[: len(gradients)]):
@@ -198,7 +206,7 @@ class KerasTrainStep:
                 found = self._forward(batch, weight, training=False, tape=tape, leave_out=leave_out)
             parts.append(self._parts(tape, found, weight, []))
             added_losses.append(found.layer_losses)
-        _, (loss, *_) = self._join_parts(parts)
+        _, (loss, *_) = self._join_parts(parts, [[] for _ in parts[0]])
         return loss, added_losses
 
     def evaluate(self, batch, slice_weight=None) -> list[tf.Tensor]:

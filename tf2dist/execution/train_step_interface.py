@@ -99,10 +99,16 @@ class GradientStep(TrainStep, Protocol):
         """
         ...
 
-    def join(self, slices: Sequence[tuple[list[Fraction], list[tf.Tensor]]]) -> tuple[list, list[tf.Tensor]]:
+    def join(
+        self, slices: Sequence[tuple[list[Fraction], list[tf.Tensor]]], looked_up_once: Sequence[Sequence[bool]]
+    ) -> tuple[list, list[tf.Tensor]]:
         """The gradients and metric sums of a global batch from the `fractions` of its slices.
 
         Slices may be missing: the loss is then the mean over those that are there.
+
+        Args:
+          looked_up_once: for each fraction and variable, whether its gradient is of rows that are looked up once for
+            all examples, as those of positions; one device has them once, with the sum over the examples.
         """
         ...
 

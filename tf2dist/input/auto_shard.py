@@ -24,26 +24,20 @@ def chosen_policy(dataset: tf.data.Dataset) -> tf.data.experimental.AutoShardPol
     return None if policy is AutoShardPolicy.AUTO else policy
 
 
-def shard(
-    dataset: tf.data.Dataset, policy: tf.data.experimental.AutoShardPolicy, shards: int, index: int | tf.Tensor
-) -> tf.data.Dataset:
-    """What the reader of one shard, i64[], reads: every n-th file, every n-th element, or all of it where it is `OFF`.
+def shard_files(dataset: tf.data.Dataset, shards: int, index: int | tf.Tensor) -> tf.data.Dataset:
+    """What is in every n-th file, from that with the index, i64[], on: the policy `FILE`.
 
-    Of files as tf.distribute does it (tensorflow/core/grappler/optimizers/data/auto_shard.cc): the dataset is changed
+    As tf.distribute does it (tensorflow/core/grappler/optimizers/data/auto_shard.cc): the dataset is changed
     to read every n-th of them, before anything is done with what is in them.
     """
     specs = tf.nest.flatten(dataset.element_spec, expand_composites=True)
-    if policy is AutoShardPolicy.OFF:
-        return dataset
-    if policy is AutoShardPolicy.DATA:
-        return dataset.shard(shards, index)
     variant = tf.raw_ops.AutoShardDataset(
         input_dataset=tf.data.experimental.to_variant(dataset),
         num_workers=tf.constant(shards, tf.int64),
         index=tf.cast(index, tf.int64),
         output_types=[spec.dtype for spec in specs],
         output_shapes=[spec.shape for spec in specs],
-        auto_shard_policy=policy.value,
+        auto_shard_policy=AutoShardPolicy.FILE.value,
     )
     return tf.data.experimental.from_variant(variant, dataset.element_spec)
 
@@ -59,7 +53,7 @@ def check_files(dataset: tf.data.Dataset, shards: int) -> None:
     asked = f"auto_shard_policy=FILE for {shards} workers"
     advice = "give fewer workers, or leave the policy out: then the coordinator reads the data and sends batches"
     try:
-        for _ in shard(dataset, AutoShardPolicy.FILE, shards, shards - 1).take(1):
+        for _ in shard_files(dataset, shards, shards - 1).take(1):
             return
     except tf.errors.NotFoundError as error:  # no source that it knows, or a file that is missing
         raise UsageError(f"{asked}: the Dataset cannot be sharded so: {first_line(error)}; {advice}") from None

@@ -59,8 +59,8 @@ class DataAdapter(Protocol):
         """
         ...
 
-    def check_shards(self, workers: int) -> None:
-        """Refuses data that cannot be divided among so many asynchronous workers as the user has asked for.
+    def divided(self, workers: int) -> Self:
+        """The same data as so many asynchronous workers read it, each by itself, where the user has asked for that.
 
         Raises:
           UsageError: a worker would have nothing to read.
@@ -161,8 +161,9 @@ class ReadByTensorFlow:
         """See `DataAdapter`."""
         return False
 
-    def check_shards(self, workers: int) -> None:
+    def divided(self, workers: int) -> Self:
         """See `DataAdapter`."""
+        return self
 
     def begin_epoch(self) -> None:
         """See `DataAdapter`."""

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import logging
 import secrets
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tf2dist.compat.executor_per_thread import in_own_executor
 from tf2dist.compat.strategy_internals import LOST_TASK_ERRORS
-from tf2dist.errors import UsageError
+from tf2dist.errors import TrainingError, UsageError
 from tf2dist.input import auto_shard
 from tf2dist.input.batch_slicing import ReplicaSlices, slice_bounds
 from tf2dist.input.data_adapter import ReadByTensorFlow
+from tf2dist.input.input_progress import InputProgress, Unwatched
 from tf2dist.input.seeded_dataset_graph import DatasetGraph
+from tf2dist.input.timed_batch_reader import BatchReader
 from tf2dist.input.without_autotune import without_autotune
 
+_COUNT_SECONDS = 3600.0  # that a batch may take while they are counted: a shuffle fills its buffer first
+_SAID_SECONDS = 30.0  # after so many, and then again, it is said how many were counted
 _log = logging.getLogger("tf2dist")
 
 
@@ -34,15 +42,17 @@ class DatasetAdapter(ReadByTensorFlow):
 
     Args:
       steps: batches to use of each pass; None for all.
+      progress: is told that batches are counted.
     """
 
     element_per_replica = False
     begins_anywhere = False
 
-    def __init__(self, dataset: tf.data.Dataset, steps: int | None = None):
+    def __init__(self, dataset: tf.data.Dataset, steps: int | None = None, progress: InputProgress | None = None):
         self.dataset = without_autotune(dataset)
         self._policy = auto_shard.chosen_policy(dataset)
-        self._steps = steps
+        self._has_one_order = True  # for all workers that read it
+        self._steps, self._progress = steps, progress or Unwatched()
         self._counted = False
         self._steps_of_a_pass: int | None = None
 
@@ -68,17 +78,39 @@ class DatasetAdapter(ReadByTensorFlow):
 
     def _count_by_reading(self) -> int:
         """Reads a copy, so that the first epoch has the dataset's first random order, as in Keras."""
-        with contextlib.suppress(tf.errors.OpError, ValueError):  # the dataset cannot be copied, or read at all
-            return _count(self._from_graph(DatasetGraph(self.dataset).apart()))
-        return _count(self.dataset)
+        try:
+            return self._count(self._from_graph(DatasetGraph(self.dataset).apart()))
+        except TrainingError:  # it gives no more
+            raise
+        except (tf.errors.OpError, ValueError):  # the dataset cannot be copied, or read at all
+            return self._count(self.dataset)
+
+    def _count(self, dataset: tf.data.Dataset) -> int:
+        count, said = 0, time.monotonic()
+
+        def batches() -> Iterator[Any]:
+            with in_own_executor():
+                yield from dataset
+
+        reader = BatchReader(batches, "the Dataset", progress=self._progress, seconds=_COUNT_SECONDS)
+        with contextlib.closing(reader):
+            reader.allow(1 << 62)
+            while reader.take():
+                count += 1
+                self._progress.moves()
+                if time.monotonic() - said >= _SAID_SECONDS:
+                    said = time.monotonic()
+                    _log.info("tf2dist: the Dataset is read to count its batches: %d until now", count)
+        return count
 
     def first(self, steps: int) -> DatasetAdapter:
         """See `FiniteDataAdapter`."""
-        return DatasetAdapter(self.dataset, steps)
+        return DatasetAdapter(self.dataset, steps, self._progress)
 
     def map(self, function: Callable) -> DatasetAdapter:
         """See `DataAdapter`."""
-        return DatasetAdapter(self.dataset.map(function, num_parallel_calls=tf.data.AUTOTUNE), self._steps)
+        mapped = self.dataset.map(function, num_parallel_calls=tf.data.AUTOTUNE)
+        return DatasetAdapter(mapped, self._steps, self._progress)
 
     def cache_key(self):
         """See `FiniteDataAdapter`."""
@@ -90,7 +122,7 @@ class DatasetAdapter(ReadByTensorFlow):
         Variables that the dataset reads are copies on each worker, with the values that they have now.
         """
         graph = DatasetGraph(self.dataset)
-        serialized = graph.seeded(secrets.randbits(31)) if self._shares_one_order else graph.apart()
+        serialized = graph.seeded(secrets.randbits(31)) if self._has_one_order else graph.apart()
         return np.array(serialized.numpy(), object)
 
     @property
@@ -98,15 +130,18 @@ class DatasetAdapter(ReadByTensorFlow):
         """See `DataAdapter`."""
         return self._policy is None or self.needs_this_process
 
-    @property
-    def _shares_one_order(self) -> bool:
-        """Do workers that read parts of it take them from one order? Else each has an order of its own."""
-        return self._policy in (None, auto_shard.AutoShardPolicy.DATA)
+    def divided(self, workers: int) -> DatasetAdapter:
+        """See `DataAdapter`. Under the policies `FILE` and `OFF` each worker has an order of its own."""
+        policies = auto_shard.AutoShardPolicy
+        if self._policy in (None, policies.DATA) or self.needs_this_process or workers == 1:
+            return self
+        if self._policy is policies.FILE:
+            self._check_files(workers)
+        own = copy.copy(self)
+        own._has_one_order = False
+        return own
 
-    def check_shards(self, workers: int) -> None:
-        """See `DataAdapter`."""
-        if self._policy is not auto_shard.AutoShardPolicy.FILE or self.needs_this_process or workers == 1:
-            return
+    def _check_files(self, workers: int) -> None:
         graph = DatasetGraph(self.dataset)
         if graph.caches_in_files:
             raise UsageError(
@@ -191,10 +226,12 @@ class DatasetAdapter(ReadByTensorFlow):
         return dataset.skip(start) if start else dataset
 
     def _endless_shard(self, tensors, start: int, worker, workers: int) -> tf.data.Dataset:
-        if self._shares_one_order:
+        if self._has_one_order:
             return self._endless(tensors, start).shard(workers, worker)  # of one stream, and not of each pass
-        dataset = auto_shard.shard(self._open(tensors), self._policy, workers, worker).repeat()
-        return dataset.skip(start // workers)
+        dataset = self._open(tensors)
+        if self._policy is auto_shard.AutoShardPolicy.FILE:
+            dataset = auto_shard.shard_files(dataset, workers, worker)
+        return dataset.repeat().skip(start // workers)  # all of it where the policy is OFF
 
     def training_slices(self, tensors, total: int, start: int, worker, workers: int) -> tf.data.Dataset:
         """See `DataAdapter`."""
@@ -207,10 +244,6 @@ class DatasetAdapter(ReadByTensorFlow):
             steps = self.steps or 0
         dataset = self._open(tensors).take(steps)
         return cut_batches(dataset.shard(shards, shard), slices)
-
-
-def _count(dataset: tf.data.Dataset) -> int:
-    return int(dataset.reduce(np.int64(0), lambda count, *_: count + 1))
 
 
 def slices_in_turn(batches: tf.data.Dataset, total: int) -> tf.data.Dataset:

@@ -38,8 +38,9 @@ class GivenBatches:
         self._given: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._element_spec = self._dataset().element_spec if maps else spec
 
-    def check_shards(self, workers: int) -> None:
+    def divided(self, workers: int) -> GivenBatches:
         """See `DataAdapter`. Workers are sent whole batches."""
+        return self
 
     def give(self, batch: Any) -> None:
         """Adds a batch.

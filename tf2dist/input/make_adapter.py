@@ -48,7 +48,7 @@ def make_data_adapter(
       steps: batches to use in each pass; of arrays without a batch size, the batches that a pass is cut
         into, as in Keras (without either a batch holds 32 examples).
       class_weight: weight of each class's examples.
-      progress: is told how batches come that Python makes.
+      progress: is told how batches come that Python makes, and that those of a Dataset are counted.
 
     Raises:
       ValueError: for data of an unknown kind, and for a `batch_size` that is missing or contradicts the data's own.
@@ -76,7 +76,7 @@ def make_data_adapter(
             "batched already"
         )
     elif isinstance(data, tf.data.Dataset):
-        adapter = DatasetAdapter(data, steps)
+        adapter = DatasetAdapter(data, steps, progress)
     elif is_python_source(data):
         adapter = PythonAdapter(PythonSource(data, seed, progress), steps, shuffle=bool(shuffle))
     elif callable(data):
@@ -140,7 +140,7 @@ def make_finite_adapter(
     """Adapts anything that `evaluate` and `predict` take, to be read once from beginning to end.
 
     A function is called once, as for a job of one process; its Dataset is then cut like any other, so that every
-    example is used once. `progress` is told how batches come that Python makes.
+    example is used once. `progress` is told as by `make_data_adapter`.
 
     Raises:
       ValueError: as `make_data_adapter`.

@@ -44,8 +44,9 @@ class PythonAdapter:
         self._source, self._steps, self._shuffle, self._maps = source, steps, shuffle, maps
         self._reader: BatchReader | None = None
 
-    def check_shards(self, workers: int) -> None:
+    def divided(self, workers: int) -> PythonAdapter:
         """See `DataAdapter`. Workers are sent whole batches."""
+        return self
 
     @property
     def steps(self) -> int | None:

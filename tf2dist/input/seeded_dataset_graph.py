@@ -94,11 +94,18 @@ class DatasetGraph:
         return tf.constant(graph.SerializeToString())
 
     def _bodies(self, graph=None) -> Iterator[tuple[Any, Any]]:
-        """The graph, and each function that it calls, with its nodes."""
+        """The graph, and each function that it calls, with its nodes, in the order in which they are first called.
+
+        The library is in another one, that of a hash of names, which differ from process to process by a number.
+        """
         graph = graph or self._graph
-        yield graph, graph.node
-        for function in graph.library.function:
-            yield function, function.node_def
+        left = {function.signature.name: function for function in graph.library.function}
+        bodies: list[tuple[Any, Any]] = [(graph, graph.node)]
+        for body, nodes in bodies:
+            yield body, nodes
+            called = (name for node in nodes for name in (node.op, *(f.name for f in _functions_of(node))))
+            bodies += [(found, found.node_def) for name in called if (found := left.pop(name, None)) is not None]
+        yield from ((function, function.node_def) for function in left.values())  # that nothing calls
 
     def _unordered(self, graph) -> Iterator[Any]:
         """Nodes of operations that were made with `deterministic=False`."""
@@ -146,16 +153,20 @@ def _add_node(body, op: str, output: str) -> tuple[Any, str]:
     return node, node.name if is_graph else f"{node.name}:{output}:0"
 
 
+def _functions_of(node) -> Iterator[Any]:
+    """The functions that a node's attributes name, by the name of the attribute."""
+    for _, attribute in sorted(node.attr.items()):
+        yield from [attribute.func] if attribute.HasField("func") else attribute.list.func
+
+
 def _rename_functions(graph, suffix: str) -> None:
     names = {function.signature.name for function in graph.library.function}
 
     def rename(nodes) -> None:
         for node in nodes:
             node.op += suffix if node.op in names else ""
-            for attribute in node.attr.values():
-                called = [attribute.func] if attribute.HasField("func") else list(attribute.list.func)
-                for function in called:
-                    function.name += suffix if function.name in names else ""
+            for function in _functions_of(node):
+                function.name += suffix if function.name in names else ""
 
     rename(graph.node)
     for function in graph.library.function:

@@ -35,6 +35,7 @@ class BatchReader:
       first: number of the first batch, in messages.
       put_back: gets the batches that were read and that nobody has taken.
       progress: is told when batches are passed over, and when one does not come.
+      seconds: that a batch may take, unless `TF2DIST_BATCH_TIMEOUT` says otherwise.
 
     Attributes:
       failure: what was wrong with the data, as it was raised where they are taken; None if nothing was.
@@ -47,12 +48,13 @@ class BatchReader:
         first: int = 0,
         put_back: Callable[[list[Any]], None] | None = None,
         progress: InputProgress | None = None,
+        seconds: float = BATCH_SECONDS,
     ) -> None:
         self.failure: BaseException | None = None
         self._progress = progress or Unwatched()
         self._open, self._what, self._first, self._put_back = open_batches, what, first, put_back
         try:
-            self._limit = environment_variables.seconds(environment_variables.BATCH_TIMEOUT, os.environ, BATCH_SECONDS)
+            self._limit = environment_variables.seconds(environment_variables.BATCH_TIMEOUT, os.environ, seconds)
         except ValueError as error:
             raise UsageError(str(error)) from None
         self._changed = threading.Condition()

@@ -110,7 +110,7 @@ class AsynchronousDispatcher:
         Raises:
           UsageError: it cannot be divided among so many.
         """
-        data.check_shards(self._pool.count)
+        data = data.divided(self._pool.count)
         self.cancel()
         self._updates.reset(start)
         self._tokens.forget()

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
+from tf2dist.cluster.stall_diagnosis import listed
 from tf2dist.runtime import collectives
 
 _NAMED = 3  # peers that are named of those that have one value
@@ -41,10 +42,6 @@ def _by_value(values: list[str | int | None], peers: list[str]) -> str:
     having: dict[str | int | None, list[str]] = {}
     for value, peer in zip(values, peers, strict=True):
         having.setdefault(value, []).append(peer)
-    return ", ".join(f"{'an unknown number' if v is None else v} in {_joined(names)}" for v, names in having.items())
-
-
-def _joined(names: list[str]) -> str:
-    if len(names) > _NAMED:
-        names = [*names[:_NAMED], f"{len(names) - _NAMED} more"]
-    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+    return ", ".join(
+        f"{'an unknown number' if v is None else v} in {listed(names, _NAMED)}" for v, names in having.items()
+    )

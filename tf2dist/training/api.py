@@ -25,12 +25,21 @@ from tf2dist.input.validation_split import split_rows
 from tf2dist.parameter_server.options import ParameterServer
 from tf2dist.runtime import peer_arguments, session
 from tf2dist.training import data_validation, default_fit_seed, evaluator_task, model_validation
-from tf2dist.training.callbacks import act_on_validation, as_list, includes, make_callback_list, need_every_batch
+from tf2dist.training.callbacks import (
+    StopTogether,
+    act_on_validation,
+    as_list,
+    checkpoints_of,
+    includes,
+    make_callback_list,
+    need_every_batch,
+)
 from tf2dist.training.checkpoint import Checkpoint
 from tf2dist.training.fit_loop import TrainingLoop
 from tf2dist.training.prepared_model import PreparedModel, prepare
 
 _log = logging.getLogger("tf2dist")
+_CHECKPOINTS = (Checkpoint, keras.callbacks.BackupAndRestore)
 
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
@@ -145,14 +154,16 @@ def fit(
 
     validates_itself = model_methods.has_own(model, "evaluate") and not session.current().is_evaluator
     validation = None if validation_data is None or validates_itself else adapt_validation()
-    epoch_steps = _capped(steps_per_epoch or adapter.steps, keras.config.max_steps_per_epoch(), "steps_per_epoch")
-    if not epoch_steps:
-        raise UsageError("the data is endless or empty: say how long an epoch is with steps_per_epoch")
+    most = keras.config.max_steps_per_epoch()
+    epoch_steps = data_validation.finite_steps(
+        _capped(steps_per_epoch or adapter.steps, most, "steps_per_epoch"), "steps_per_epoch"
+    )
     prepared = _prepare(model, parameter_server or ParameterServer())
     _check_same_for_peers(
         prepared, "fit", steps_per_epoch=epoch_steps, epochs=epochs, initial_epoch=initial_epoch,
         seed=seed, steps_per_execution=steps_per_execution,
         validation_steps=None if validation is None else validation.steps,
+        callbacks=checkpoints_of(callbacks, _CHECKPOINTS),
     )  # fmt: skip
     prepared.train_step(adapter)
     if validation is not None:
@@ -166,8 +177,9 @@ def fit(
         )
     announced = epoch_steps if steps_per_epoch or adapter.announced_steps else None
     callback_list = make_callback_list(
-        model, callbacks, verbose=verbose, epochs=epochs, steps=announced, add_history=True, last=Checkpoint
-    )
+        model, StopTogether.after(callbacks, prepared.strategy), verbose=verbose, epochs=epochs, steps=announced,
+        add_history=True, last=Checkpoint,
+    )  # fmt: skip
 
     if steps_per_execution is None and need_every_batch(prepared.strategy, callback_list):
         steps_per_execution = 1
@@ -285,7 +297,7 @@ def _one_pass(data: Any, batch_size: int | None, steps: int | None, name: str) -
     limited = _capped(adapter.steps, keras.config.max_steps_per_epoch(), name)
     if limited is not None and limited != adapter.steps:
         adapter = adapter.first(limited)
-    data_validation.check_has_end(adapter, name)
+    data_validation.finite_steps(adapter.steps, name)
     return adapter
 
 
@@ -309,7 +321,7 @@ def _preemptible() -> Generator[None]:
             preemption.end(alone=True)
 
 
-def _check_same_for_peers(prepared: PreparedModel, function: str, **lengths: int | None) -> None:
+def _check_same_for_peers(prepared: PreparedModel, function: str, **lengths: str | int | None) -> None:
     """Raises UsageError in all peers of a job unless all make this call with these lengths; no peer waits then."""
     found = peer_arguments.difference(prepared.strategy, {"function": function, **lengths})
     if found is None:
@@ -317,6 +329,11 @@ def _check_same_for_peers(prepared: PreparedModel, function: str, **lengths: int
     name, who = found
     if name == "function":
         raise UsageError(f"the peers of a job call fit, evaluate and predict together, found {who}")
+    if name == "callbacks":
+        raise UsageError(
+            f"all peers of a job need the same callbacks that save and restore, found {who}; give them to every peer: "
+            "the first one alone writes"
+        )
     raise UsageError(
         f"{function} needs the same {name} in all peers of a job, found {who}; give all of them as much data and the "
         "same arguments"

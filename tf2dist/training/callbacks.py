@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -99,6 +99,37 @@ def make_callback_list(
     return keras.callbacks.CallbackList(
         mine, add_history, add_progbar, model, verbose=verbose, epochs=epochs, steps=steps
     )
+
+
+class StopTogether(keras.callbacks.Callback):
+    """Ends the training of all peers after the epoch in which a callback of one of them has asked for it.
+
+    Peers that go by a clock, or by a file on a disk that they share, see it in different epochs; the others would wait
+    for ever in the next one. It comes after the user's callbacks, and before those that save.
+
+    Args:
+      strategy: that of the job.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy):
+        super().__init__()
+        self._strategy = strategy
+
+    @classmethod
+    def after(
+        cls, callbacks: Sequence[keras.callbacks.Callback], strategy: tf.distribute.Strategy
+    ) -> list[keras.callbacks.Callback]:
+        """The callbacks, and this one where the job has several peers."""
+        return [*callbacks, *([cls(strategy)] if collectives.peers(strategy)[0] > 1 else [])]
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Exchanges whether the training is to stop."""
+        self.model.stop_training = _any_peer(self._strategy, bool(self.model.stop_training))
+
+
+def checkpoints_of(callbacks: Sequence[keras.callbacks.Callback], kinds: Sequence[type]) -> str:
+    """Names the callbacks of these kinds, which peers must have alike, since they exchange something in them."""
+    return ", ".join(sorted(kind.__name__ for kind in kinds for c in callbacks if isinstance(c, kind))) or "none"
 
 
 def may_change_weights_at_the_end(callbacks: Sequence[keras.callbacks.Callback]) -> bool:

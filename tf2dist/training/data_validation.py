@@ -25,7 +25,14 @@ def data_may_fail(data: DataAdapter) -> Iterator[None]:
         ) from None
 
 
-def check_has_end(data: DataAdapter, name: str) -> None:
-    """Raises ValueError for data that is endless or empty; `name` is the argument that bounds it."""
-    if not data.steps:
-        raise UsageError(f"the data is endless or empty: say how much of it to use with {name}")
+def finite_steps(steps: int | None, name: str) -> int:
+    """Returns the steps of a pass over data; `name` is the argument that bounds them.
+
+    Raises:
+      UsageError: there are endlessly many, or none.
+    """
+    if steps is None:
+        raise UsageError(f"the data is endless: say how much of it to use with {name}")
+    if not steps:
+        raise UsageError("the data is empty: it has no batches")
+    return steps

@@ -8,6 +8,7 @@ done it evaluates what is left, since it is asked for that very reason.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import time
@@ -71,11 +72,14 @@ def _follow(
     history.on_train_begin()
     prepared.train_step(validation)  # makes the variables that are read from a checkpoint
     writer = tf.summary.create_file_writer(os.path.join(directory, "evaluation"))
+    last = None
     for path in _new_checkpoints(directory):
         progress = _read(prepared.model, path)
         if progress is None:
             continue
         step = progress.global_step
+        if last == (last := (step, _digest(prepared.model))):
+            continue  # it was written once more when its epoch, or the training, had ended
         logs = prepared.validate(validation, callbacks)
         if logs is None:
             _wait_for_end(directory)
@@ -103,6 +107,17 @@ def _wait_for_end(directory: str) -> None:
         time.sleep(_POLL_SECONDS)
     if state not in ("done", "failed"):
         session.current().preemption.end()
+
+
+def _digest(model: keras.Model) -> bytes:
+    """Tells one state of the weights from another."""
+    digest = hashlib.sha256()
+    for variable in model.weights:
+        value = np.asarray(variable.value)
+        digest.update(
+            repr(value.tolist()).encode() if value.dtype == object else value.tobytes()
+        )  # strings are objects
+    return digest.digest()
 
 
 def _numbers(logs: Mapping[str, Any]) -> dict[str, float]:

@@ -12,7 +12,10 @@ from tf2dist.execution.train_step_interface import TrainStep
 
 
 class MetricSums:
-    """Adds up the metric sums that steps return, in float64, so that counts stay exact past 2**24."""
+    """Adds up the metric sums of executions, in float64, so that counts stay exact past 2**24.
+
+    Within an execution on replicas they have the dtype of the metric, as in Keras.
+    """
 
     def __init__(self, step: TrainStep):
         self._step = step

@@ -139,16 +139,18 @@ class SlurmBackend:
             with contextlib.suppress(BrokenPipeError):  # it did not want it, and says why
                 sbatch.stdin.write(text)
                 sbatch.stdin.close()
-            said = sbatch.stdout.readline()
-            print(said, end="", flush=True)
-            submitted = re.search(r"\bjob (\d+)(?: on cluster (\S+))?", said)
-            job, cluster = submitted.groups() if submitted else ("", None)
-            there = ["-M", cluster] if cluster else []
+            job, there = "", list[str]()
             try:
+                said = sbatch.stdout.readline()
+                print(said, end="", flush=True)
+                if submitted := re.search(r"\bjob (\d+)(?: on cluster (\S+))?", said):
+                    job = submitted[1]
+                    there = ["-M", submitted[2]] if submitted[2] else []
                 status = sbatch.wait()
             except KeyboardInterrupt:
                 end = shlex.join(["scancel", *there, job])
-                print(f"launch: job {job} goes on; `{end}` ends it", file=sys.stderr)
+                unknown = "sbatch has not said whether it has made a job; `squeue --me` lists yours"
+                print(f"launch: job {job} goes on; `{end}` ends it" if job else f"launch: {unknown}", file=sys.stderr)
                 return 130
         return _report_end(job, there, status) if options.wait and job else status
 
