@@ -176,19 +176,19 @@ def test_positions_that_each_example_looks_up_stay_apart(tf, examples, rows):
 
 
 def test_rows_of_positions_are_told_from_those_of_words(tf):
-    from tf2dist.compat.replica_sparse_gradients import _is_for_all_examples
+    from tf2dist.compat.replica_sparse_gradients import is_for_all_examples
 
     found = {}
     held, table = tf.range(4), tf.Variable([3, 1])
 
     def look(batch):
-        found["words"] = _is_for_all_examples(tf.reshape(batch, [-1]))
-        found["static words"] = _is_for_all_examples(tf.reshape(tf.ensure_shape(batch, [2, 2]), [-1]))
-        found["positions"] = _is_for_all_examples(tf.range(4))
-        found["positions of any length"] = _is_for_all_examples(tf.range(tf.shape(batch)[1]))
-        found["held positions"] = _is_for_all_examples(held + 0)
-        found["positions in a variable"] = _is_for_all_examples(tf.identity(table))
-        found["drawn"] = _is_for_all_examples(tf.random.uniform([4], 0, 3, tf.int32))
+        found["words"] = is_for_all_examples(tf.reshape(batch, [-1]))
+        found["static words"] = is_for_all_examples(tf.reshape(tf.ensure_shape(batch, [2, 2]), [-1]))
+        found["positions"] = is_for_all_examples(tf.range(4))
+        found["positions of any length"] = is_for_all_examples(tf.range(tf.shape(batch)[1]))
+        found["held positions"] = is_for_all_examples(held + 0)
+        found["positions in a variable"] = is_for_all_examples(tf.identity(table))
+        found["drawn"] = is_for_all_examples(tf.random.uniform([4], 0, 3, tf.int32))
         return batch
 
     @tf.function
