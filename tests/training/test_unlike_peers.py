@@ -16,7 +16,10 @@ SAID = [
     "in worker 1; give them to every peer",
     "functions: the peers of a job call fit, evaluate and predict together, found evaluate in worker 0, predict in "
     "worker 1",
+    "optimizer: fit needs the same optimizer in all peers of a job, found SGD in worker 0, Adam in worker 1; give",
     "then: 14 updates",
+    "rate: after epoch 2 the learning rate is 0.1 in worker 0, 0.05 in worker 1; a callback that changes it has to run "
+    "in all peers",
 ]
 
 

@@ -26,11 +26,12 @@ from tf2dist.parameter_server.options import ParameterServer
 from tf2dist.runtime import peer_arguments, session
 from tf2dist.training import data_validation, default_fit_seed, evaluator_task, model_validation
 from tf2dist.training.callbacks import (
-    StopTogether,
+    PeersAlike,
     act_on_validation,
     as_list,
     checkpoints_of,
     includes,
+    learning_rate_of,
     make_callback_list,
     need_every_batch,
 )
@@ -163,7 +164,8 @@ def fit(
         prepared, "fit", steps_per_epoch=epoch_steps, epochs=epochs, initial_epoch=initial_epoch,
         seed=seed, steps_per_execution=steps_per_execution,
         validation_steps=None if validation is None else validation.steps,
-        callbacks=checkpoints_of(callbacks, _CHECKPOINTS),
+        callbacks=checkpoints_of(callbacks, _CHECKPOINTS), optimizer=type(model.optimizer).__name__,
+        learning_rate=learning_rate_of(model),
     )  # fmt: skip
     prepared.train_step(adapter)
     if validation is not None:
@@ -177,7 +179,7 @@ def fit(
         )
     announced = epoch_steps if steps_per_epoch or adapter.announced_steps else None
     callback_list = make_callback_list(
-        model, StopTogether.after(callbacks, prepared.strategy), verbose=verbose, epochs=epochs, steps=announced,
+        model, PeersAlike.after(callbacks, prepared.strategy), verbose=verbose, epochs=epochs, steps=announced,
         add_history=True, last=Checkpoint,
     )  # fmt: skip
 

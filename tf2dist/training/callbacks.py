@@ -16,8 +16,8 @@ import keras
 import tensorflow as tf
 
 from tf2dist.compat.profiling import profiles_batches
-from tf2dist.errors import UsageError
-from tf2dist.runtime import collectives
+from tf2dist.errors import TrainingError, UsageError
+from tf2dist.runtime import collectives, peer_arguments
 
 _log = logging.getLogger("tf2dist")
 
@@ -101,11 +101,12 @@ def make_callback_list(
     )
 
 
-class StopTogether(keras.callbacks.Callback):
+class PeersAlike(keras.callbacks.Callback):
     """Ends the training of all peers after the epoch in which a callback of one of them has asked for it.
 
     Peers that go by a clock, or by a file on a disk that they share, see it in different epochs; the others would wait
-    for ever in the next one. It comes after the user's callbacks, and before those that save.
+    for ever in the next one. Peers whose learning rates differ, since a callback of one has changed it, would go
+    on with other weights each. It comes after the user's callbacks, and before those that save.
 
     Args:
       strategy: that of the job.
@@ -123,8 +124,23 @@ class StopTogether(keras.callbacks.Callback):
         return [*callbacks, *([cls(strategy)] if collectives.peers(strategy)[0] > 1 else [])]
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Exchanges whether the training is to stop."""
+        """Exchanges whether the training is to stop, and with which learning rate it goes on.
+
+        Raises:
+          TrainingError: in all peers, since their learning rates differ.
+        """
+        if found := peer_arguments.difference(self._strategy, {"learning_rate": learning_rate_of(self.model)}):
+            raise TrainingError(
+                f"after epoch {epoch + 1} the learning rate is {found[1]}; a callback that changes it has to run in "
+                "all peers of the job"
+            )
         self.model.stop_training = _any_peer(self._strategy, bool(self.model.stop_training))
+
+
+def learning_rate_of(model: keras.Model) -> str | None:
+    """The optimizer's learning rate as it is now, in words; None of one that has several."""
+    rate = getattr(model.optimizer, "learning_rate", None)
+    return None if rate is None else f"{float(keras.ops.convert_to_numpy(rate)):.7g}"
 
 
 def checkpoints_of(callbacks: Sequence[keras.callbacks.Callback], kinds: Sequence[type]) -> str:

@@ -47,7 +47,7 @@ def follow(
     the training's updates.
 
     Returns:
-      The logs of each checkpoint; `history.epoch` holds the updates after which it was written.
+      The logs of each checkpoint, also as "val_..."; `history.epoch` holds the updates after which it was written.
 
     Raises:
       TaskLostError: the training has failed, or its status was not updated for a minute.
@@ -90,7 +90,7 @@ def _follow(
         writer.flush()
         values = "  ".join(f"{name} {value:.4f}" for name, value in sorted(_numbers(logs).items()))
         _log.info("evaluation after %d updates: %s", step, values)
-        history.on_epoch_end(step, logs)
+        history.on_epoch_end(step, {**logs, **{f"val_{name}": value for name, value in logs.items()}})
     writer.close()
     return history
 
