@@ -82,7 +82,7 @@ def joined(tf, step, slices):
 
     def compute():
         parts = [step.fractions(batch, tf.constant(weight, tf.float32)) for batch, weight in slices]
-        return step.join(parts)
+        return step.join(parts, [[False] * len(fraction.gradients) for fraction in parts[0][0]])
 
     found, sums = tf.function(compute, autograph=False)()
     return [g.numpy() for g in found], [s.numpy() for s in sums]

@@ -9,6 +9,7 @@ from hypothesis import given
 
 from tests.hostile import bounded, contents, examples, parsed, texts, variables
 from tf2dist.data.errors import DataError
+from tf2dist.errors import UsageError
 from trainers.life import engines, game_flags, pattern_files, rule, saved_run
 
 _RLE = (
@@ -105,7 +106,7 @@ def test_flags(pattern, size, at, rule_text):
         game = game_flags.choose(pattern, size, at, rule_text, None)
         engines.check("packed", game.rows, game.columns, game.edges, 1)
 
-    parsed(DataError, play)
+    parsed(UsageError, play)  # of a DataError, or of a URL
 
 
 def _saved():
