@@ -1,5 +1,7 @@
 """Fencing tokens and counts of updates, on variables of one process."""
 
+import contextlib
+import threading
 import types
 
 import numpy as np
@@ -155,7 +157,7 @@ def test_a_server_applies_and_counts_an_update_in_one_call(tf, strategy):
     step = tf.function(lambda x, y: update((x, y), AlwaysHeld(valid.read_value)), autograph=False)
     operations = step.get_concrete_function(*map(tf.constant, sentences())).graph.get_operations()
     assert [op for op in operations if "Assign" in op.type or "Scatter" in op.type] == []
-    assert [op.type for op in operations].count("RemoteCall") == 1
+    assert [op.type for op in operations].count("StatefulPartitionedCall") == 1
     step(*map(tf.constant, sentences()))
     counter.settle()
     assert counter.value == 1
@@ -166,6 +168,62 @@ def test_a_server_applies_and_counts_an_update_in_one_call(tf, strategy):
     assert (counter.value, int(model.optimizer.iterations)) == (1, 2)
     for before_it, after_it in zip(trained, model.get_weights(), strict=True):
         np.testing.assert_array_equal(before_it, after_it)
+
+
+def test_an_update_that_is_under_way_ends_when_its_worker_dies(tf, strategy):
+    """TensorFlow then cancels the worker's call: a condition that is not begun would not begin any more."""
+    from tensorflow.python.eager import cancellation
+
+    from tf2dist.parameter_server.update_counter import UpdateCounter
+
+    counter, weight = UpdateCounter(strategy), tf.Variable(1.0)
+
+    def update():
+        square = tf.eye(300) * weight
+        for _ in range(300):  # no loop in the graph
+            square = tf.matmul(square, square)
+        tf.cond(square[0, 0] > 0.0, lambda: weight.assign_add(1.0), lambda: weight.assign(-1.0))
+
+    held = AlwaysHeld(lambda: tf.constant(True))
+    step = tf.function(lambda: counter.apply(update, [], 1, held), autograph=False).get_concrete_function()
+    caller = cancellation.CancellationManager()
+    call = caller.get_cancelable_function(step)
+
+    def run():
+        with contextlib.suppress(tf.errors.CancelledError):
+            call()
+
+    running = threading.Thread(target=run)
+    running.start()
+    while counter._under_way.numpy() == 0:
+        assert running.is_alive()
+    caller.start_cancel()
+    counter.settle()
+    running.join()
+    assert (counter.value, float(weight)) == (1, 2.0)
+
+
+def test_an_update_with_a_loop_is_cancelled_with_its_worker(tf, strategy, monkeypatch):
+    """It may have been applied in part; a job goes on from its last checkpoint."""
+    from tf2dist.errors import TrainingError
+    from tf2dist.parameter_server import update_counter
+
+    counter = update_counter.UpdateCounter(strategy)
+    monkeypatch.setattr(update_counter, "_SETTLE_SECONDS", 0.1)
+
+    @tf.function(autograph=False)
+    def turns():
+        return tf.while_loop(lambda n: n < 2, lambda n: [n + 1], [0])
+
+    for loops in (turns, lambda: None):
+        held = AlwaysHeld(lambda: tf.constant(True))
+        tf.function(lambda loops=loops, held=held: counter.apply(loops, [], 1, held), autograph=False)()
+        counter.settle()
+        counter._under_way.assign_add(1)
+        with pytest.raises(TrainingError) as failed:
+            counter.settle()
+        assert ("tf.while_loop" in str(failed.value)) == (loops is turns)
+        counter._under_way.assign_sub(1)
 
 
 def test_with_several_servers_an_update_is_counted_when_all_is_there(tf, strategy):

@@ -52,8 +52,9 @@ class Counts(keras.layers.Layer):
 def slow_one(start, turns=60):
     """1.0, after a while in which a server has begun an update and not ended it."""
     square = keras.ops.eye(300) * keras.ops.cast(start, "float32")
-    square = keras.ops.fori_loop(0, turns, lambda n, s: 0.0 * keras.ops.matmul(s, s), square)
-    return 1.0 + square[0, 0]
+    for _ in range(turns):  # a loop in the graph would be cancelled with the worker
+        square = 0.0 * keras.ops.matmul(square, square)
+    return keras.ops.cond(square[0, 0] < 1.0, lambda: 1.0 + square[0, 0], lambda: square[0, 0])
 
 
 class Slow(keras.optimizers.schedules.LearningRateSchedule):

@@ -137,7 +137,7 @@ def cancel_scheduled(coordinator: tf.distribute.coordinator.ClusterCoordinator, 
     TensorFlow does so itself when one of them has failed, but only once something else is scheduled or asked for, to
     which it then gives the error (`_CoordinatedClosureQueue` in
     tensorflow/python/distribute/coordinator/cluster_coordinator.py), and never because the program has failed. What
-    servers have begun by a `RemoteCall` they end in their own time.
+    servers have begun they end in their own time (`UpdateCounter`).
     """
     queue = coordinator._cluster.closure_queue
     with queue._queue_lock:

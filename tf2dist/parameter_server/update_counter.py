@@ -38,6 +38,7 @@ class UpdateCounter:
         self._others: Sequence[tf.Variable] = ()
         self._before: list[int] = []
         self._never_ended = 0  # updates under way of trainings that ended with their error
+        self._has_loop = False  # in an update that is a call of the server
         self.in_one_call = False
 
     def follow(self, counters: Sequence[tf.Variable]) -> None:
@@ -78,12 +79,11 @@ class UpdateCounter:
 
         made = _traced(make)  # in a branch of a condition an optimizer could not meet other replicas
         if all(t.device == device for t in made.captured_inputs if t.dtype == tf.resource):
-            # When a worker dies, TensorFlow cancels its call on the servers: what waits for a mutex, say, never gets
-            # it. It cancels no function that a RemoteCall has begun (tensorflow/core/kernels/function_ops.cc).
             self.in_one_call = True
             called = self._server_call(made, token.is_valid)
+            self._has_loop = _has_loop(called)
             with tf.device(device), tf.control_dependencies(arrived):
-                tf.raw_ops.RemoteCall(target=device, args=called.captured_inputs, Tout=[tf.int32], f=called)
+                called()
             return
         with tf.device(device):
             complete = tf.group(*arrived)  # each server tells the one with the counter, which tells all
@@ -91,20 +91,22 @@ class UpdateCounter:
                 tf.cond(token.is_valid(), made, lambda: tf.zeros([], tf.int32))
 
     def _server_call(self, made, is_valid: Callable[[], tf.Tensor]):
-        """A function in which the server calls `made`, if that is valid, and notes that it is under way."""
-        specs = [tf.TensorSpec(t.shape, t.dtype) for t in made.inputs]
-        refused = tf.function(lambda *inputs: tf.zeros([], tf.int32), autograph=False).get_concrete_function(*specs)
+        """A function in which the server calls `made`, if that is valid, and notes that it is under way.
 
-        @tf.function(autograph=False)
+        When a worker dies, TensorFlow cancels what it has called on the servers: an operation fails that would receive
+        something from it, as does a function or another turn of a loop that has not begun, and no further operation
+        begins in a graph in which one has failed (`FunctionLibraryRuntimeImpl::Run`, `LoopCondOp`, `ExecutorState` in
+        tensorflow/core). So this is a graph by itself that receives nothing. A function that is called by TensorFlow's
+        runtime, and not as a part of the worker's graph, has its conditions and calls replaced by what is in them,
+        which neither a `RemoteCall` nor an `If` does. Loops are cancelled: such an update never ends, see `settle`.
+        """
+
+        @tf.function(autograph=False, experimental_attributes={"_noinline": True})
         def call():
             with tf.device(self.variable.device):
                 begun = self._under_way.assign_add(1, read_value=False)
                 with tf.control_dependencies([begun]):
-                    # Cheaper than tf.cond, which calls a function that calls this one.
-                    (found,) = tf.raw_ops.If(
-                        cond=is_valid(), input=made.captured_inputs, Tout=[tf.int32], then_branch=made,
-                        else_branch=refused,
-                    )  # fmt: skip
+                    found = tf.cond(is_valid(), made, lambda: tf.zeros([], tf.int32))
                 with tf.control_dependencies([found]):
                     ended = self._under_way.assign_sub(1, read_value=False)
                 with tf.control_dependencies([ended]):
@@ -120,9 +122,10 @@ class UpdateCounter:
         """
         under_way = self._wait(_SETTLE_SECONDS)
         if under_way:
+            loop = "; the update has a loop (tf.while_loop), which is cancelled with its worker" * self._has_loop
             raise TrainingError(
                 f"{self.variable.device} has begun {under_way} updates of workers that are lost, and not ended "
-                f"them in {_SETTLE_SECONDS:.0f} s"
+                f"them in {_SETTLE_SECONDS:.0f} s{loop}"
             )
 
     def abandon(self) -> None:
@@ -175,3 +178,10 @@ def _traced(function: Callable[[], tf.Tensor]):
     context = tf.distribute.get_replica_context()
     trace(tf.distribute.get_strategy()) if context is None else context.merge_call(trace)
     return made[0]
+
+
+def _has_loop(function) -> bool:
+    """Does the concrete function, or one that it calls, run a loop?"""
+    graph = function.graph.as_graph_def()
+    nodes = [graph.node, *(inner.node_def for inner in graph.library.function)]
+    return any(node.op in ("While", "StatelessWhile") for of_one in nodes for node in of_one)

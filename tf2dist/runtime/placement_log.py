@@ -63,11 +63,7 @@ class Log:
         tf.debugging.set_log_device_placement(True)
         self._alone: dict[tuple[str, str, str], None] = {}  # operations outside of graphs: type, wanted, got
         self._wanted: dict[tuple[str, str], list[str]] = {}  # by name and type, of those in graphs
-        # What functions do that are called on other devices: by the name of the operation that calls, each node's name,
-        # type and device wanted. TensorFlow forgets a function as soon as nobody holds it.
-        self._called: dict[str, list[tuple[str, str, str]]] = {}
         self._current_device = eager_context.current_device
-        self._nodes_of_function = eager_context.nodes_of_function
         eager_context.on_operation(self._note)
 
     def _note(
@@ -90,9 +86,6 @@ class Log:
             asked = outputs[0].op.device if outputs else ""
             if asked not in wanted:
                 wanted.append(asked)
-            if kind == "RemoteCall":
-                nodes = self._nodes_of_function(outputs[0].op.get_attr("f").name)
-                self._called[op_name.rstrip("/")] = [(node.name, node.op, node.device) for node in nodes]
 
     def rows(self, servers: Iterable[Task] = ()) -> list[tuple[str, str, str]]:
         """Operation, device wanted ("" if any would do) and device got, of each that has run, once.
@@ -110,18 +103,8 @@ class Log:
                     wanted = self._wanted[ours, kind]
                     fit = [w for w in wanted if _fits(w, got)] or wanted
                     rows[f"{ours} ({kind})", short(max(fit, key=len)), short(got)] = None
-                    if kind == "RemoteCall":
-                        rows |= dict.fromkeys(self._rows_of_call(ours, got))
                     break
         return sorted(rows)
-
-    def _rows_of_call(self, name: str, got: str) -> list[tuple[str, str, str]]:
-        """Rows for the operations of a function that is called on another device: TensorFlow prints the call only."""
-        return [
-            (f"{node} ({kind})", short(wanted), short(got))
-            for node, kind, wanted in self._called[name]
-            if not _NOT_OURS.search(kind)
-        ]
 
     def table(self, servers: Iterable[Task] = ()) -> str:
         """The rows as lines of text with a heading; of a long name the end, which says most."""
