@@ -1,5 +1,6 @@
 """Guards: each test of an upstream fault fails when it is mended, and its workaround can go."""
 
+import inspect
 import subprocess
 import sys
 import textwrap
@@ -307,16 +308,25 @@ def test_upstream_does_not_move_a_model_into_a_scope(tf):
         model.fit(*data(), verbose=0)
 
 
+def test_upstream_says_nothing_about_silent_peers(tf):
+    """Fails when a `MultiWorkerMirroredStrategy` says how long peers may be silent; then it may not need a patch."""
+    from tensorflow.python.distribute import collective_all_reduce_strategy
+
+    source = inspect.getsource(collective_all_reduce_strategy)
+    assert "configure_coordination_service(" in source
+    assert "heartbeat_timeout" not in source
+
+
 @pytest.mark.parametrize("cpus", [0, 3])
 def test_replicas_of_a_process_on_its_cpu(tf, cpus):
-    """Fails when a `MultiWorkerMirroredStrategy` counts CPU devices; then `compat.multiworker_cpu_replicas` can go."""
-    from tf2dist.compat.multiworker_cpu_replicas import multi_worker_mirrored
+    """Fails when a `MultiWorkerMirroredStrategy` counts CPU devices; then it needs no patch for them."""
+    from tf2dist.compat.multiworker_strategy import multi_worker_mirrored
 
     assert len(tf.config.list_logical_devices("CPU")) >= 3
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec({}), num_accelerators={"CPU": 3}
     )
-    made = multi_worker_mirrored(resolver, tf.distribute.experimental.CommunicationOptions(), cpus)
+    made = multi_worker_mirrored(resolver, tf.distribute.experimental.CommunicationOptions(), 60.0, cpus)
     assert made.num_replicas_in_sync == (cpus or 1)
     upstream = tf.distribute.MultiWorkerMirroredStrategy(resolver)
     assert upstream.num_replicas_in_sync == 1

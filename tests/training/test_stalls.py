@@ -2,6 +2,7 @@
 
 import json
 import signal
+import time
 
 import pytest
 
@@ -82,6 +83,20 @@ def test_the_first_peer_that_is_stopped_is_named(stalls, tmp_path):
     last = error.splitlines()[-1]
     assert "worker 0 at 127.0.0.1:" in last, error
     assert "has not answered" in last, error
+
+
+@pytest.mark.parametrize("task", ["worker 0", "worker 1"])
+def test_a_peer_that_is_silent_for_a_while_ends_no_job(stalls, tmp_path, task):
+    """TensorFlow's coordination service, which is in worker 0, would give it 10 s."""
+    job = stalls(PEERS, "multiworker", "stopped", seconds=100)
+    job.until("under_way")
+    linux.kill(job.pids(task), signal.SIGSTOP)
+    (tmp_path / "go_on").touch()
+    time.sleep(25)
+    linux.kill(job.pids(task), signal.SIGCONT)
+    status, error = job.ends("launcher")
+    assert status == 0, error
+    assert updates(tmp_path) == 40
 
 
 def test_a_worker_that_is_stopped_is_no_stall_while_others_make_steps(stalls, tmp_path):

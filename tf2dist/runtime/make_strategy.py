@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf2dist.cluster import rendezvous
+from tf2dist.cluster.heartbeat import GRACE
 from tf2dist.cluster.roles import Role, role_of
 from tf2dist.cluster.spec import Cluster
 from tf2dist.cluster.strategy_names import STRATEGIES, check_strategy
@@ -21,7 +22,7 @@ from tf2dist.compat.central_storage import aggregate_by_default
 from tf2dist.compat.eager_operations import run_operations_without_functions
 from tf2dist.compat.executor_per_thread import use_own_executors
 from tf2dist.compat.gil_released_calls import release_gil_in_remote_calls
-from tf2dist.compat.multiworker_cpu_replicas import multi_worker_mirrored
+from tf2dist.compat.multiworker_strategy import multi_worker_mirrored
 from tf2dist.compat.scheduled_functions import coordinator_of
 from tf2dist.compat.strategy_internals import mirrored
 from tf2dist.errors import UsageError
@@ -85,7 +86,7 @@ def _multiworker(cluster: Cluster, compute: list[str]) -> tf.distribute.Strategy
     # Without the number of GPUs the strategy would train on the CPU: TensorFlow's resolver does not count them.
     gpus = len(devices.physical_gpus(compute))
     resolver = _resolver(cluster, member=True, num_accelerators={"GPU": gpus} if gpus else None)
-    return multi_worker_mirrored(resolver, options, cpus=0 if gpus else len(compute))
+    return multi_worker_mirrored(resolver, options, 2 * GRACE, cpus=0 if gpus else len(compute))  # ours says more
 
 
 def _central(compute: list[str]) -> tf.distribute.Strategy:
