@@ -131,6 +131,15 @@ def test_the_next_call_ends_as_one_alone_would(strategy, tmp_path, process, mome
     assert read_status(tmp_path)[0] == "done"
 
 
+@pytest.mark.parametrize(("moment", "step"), [("before the first step", None), ("at the end of an epoch", 2 * STEPS)])
+def test_what_was_saved_is_said(tf, tmp_path, process, caplog, moment, step):
+    hook, epoch, batch, action = MOMENTS[moment]
+    with pytest.raises(Preempted):
+        fit(tf2dist.make_strategy("one"), tf2dist.Checkpoint(tmp_path), At(hook, epoch, action, batch))
+    said = [record.getMessage() for record in caplog.records if "has saved step" in record.getMessage()]
+    assert [message.split(" in ")[0] for message in said] == ([f"tf2dist: the job has saved step {step}"] if step else [])
+
+
 STOPS = {
     "in an epoch": ("on_train_batch_end", 1, 3, stop_and_ask),
     "at the end of an epoch": ("on_epoch_end", 1, 0, stop_and_ask),

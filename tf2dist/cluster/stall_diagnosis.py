@@ -15,11 +15,11 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeVar
 
 from tf2dist.cluster.heartbeat import TaskConnection
+from tf2dist.cluster.task_names import listed
 from tf2dist.system.limited_call import call_for
 from tf2dist.system.stacks import stacks
 
 _MOST = 10**9 - 1  # that a message holds
-_NAMED = 5  # tasks that are named, of those that are waited for
 _FIRST_STEP = 3.0  # times as long may the first step take: it is compiled
 _READ_AGAIN = 30.0  # and where data is read again up to there
 _LOG_SECONDS = 5.0  # for stacks: a source may be on a disk that hangs, and so may the log
@@ -211,10 +211,3 @@ def waits_for(states: Mapping[str, State | None], busy_workers: Iterable[str] = 
 
 def _has(names: list[str]) -> str:
     return "have" if names[1:] else "has"
-
-
-def listed(names: list[str], most: int = _NAMED) -> str:
-    """Names tasks, the first few of many, as "worker 0, worker 1 and 7 more"."""
-    if len(names) > most:
-        names = [*names[:most], f"{len(names) - most} more"]
-    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))

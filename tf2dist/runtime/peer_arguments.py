@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from tf2dist.cluster.stall_diagnosis import listed
+from tf2dist.cluster.task_names import listed
 from tf2dist.runtime import collectives
 
 _NAMED = 3  # peers that are named of those that have one value

@@ -258,7 +258,9 @@ class Checkpoint(keras.callbacks.Callback):
             _log.warning("tf2dist: %s; it is not required, so that training goes on", error)
 
     def save_before_end(self, place: PlaceInEpoch) -> str:
-        """Saves, in the process that writes, since the job is to end; returns where, and nothing in another process.
+        """Saves, in the process that writes, since the job is to end; returns where.
+
+        An empty string in another process, and where no step was made, so that there is nothing to save.
 
         Raises:
           CheckpointError: as `save`.
@@ -267,7 +269,8 @@ class Checkpoint(keras.callbacks.Callback):
             return ""
         self.save(place)
         self._finish_writing()
-        return "" if self._is_missing else self.directory
+        is_saved = self._saved_step or self._saved_place is not None
+        return self.directory if is_saved and not self._is_missing else ""
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         self._has_ended_epoch = True
