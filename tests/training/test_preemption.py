@@ -137,7 +137,9 @@ def test_what_was_saved_is_said(tf, tmp_path, process, caplog, moment, step):
     with pytest.raises(Preempted):
         fit(tf2dist.make_strategy("one"), tf2dist.Checkpoint(tmp_path), At(hook, epoch, action, batch))
     said = [record.getMessage() for record in caplog.records if "has saved step" in record.getMessage()]
-    assert [message.split(" in ")[0] for message in said] == ([f"tf2dist: the job has saved step {step}"] if step else [])
+    assert [message.split(" in ")[0] for message in said] == (
+        [f"tf2dist: the job has saved step {step}"] if step else []
+    )
 
 
 STOPS = {
