@@ -157,7 +157,12 @@ def test_a_server_applies_and_counts_an_update_in_one_call(tf, strategy):
     step = tf.function(lambda x, y: update((x, y), AlwaysHeld(valid.read_value)), autograph=False)
     operations = step.get_concrete_function(*map(tf.constant, sentences())).graph.get_operations()
     assert [op for op in operations if "Assign" in op.type or "Scatter" in op.type] == []
-    assert [op.type for op in operations].count("StatefulPartitionedCall") == 1
+    (call,) = (op for op in operations if op.type == "StatefulPartitionedCall")
+    called = call.graph._get_function(call.get_attr("f").name).graph.get_operations()
+    (begun,) = (op for op in called if op.type == "AssignAddVariableOp")
+    assert "MutexLock" in [op.type for op in before(begun)]
+    made = [node.op for f in call.graph.as_graph_def().library.function for node in f.node_def]
+    assert made.count("MutexLock") == 1
     step(*map(tf.constant, sentences()))
     counter.settle()
     assert counter.value == 1
@@ -170,7 +175,8 @@ def test_a_server_applies_and_counts_an_update_in_one_call(tf, strategy):
         np.testing.assert_array_equal(before_it, after_it)
 
 
-def test_an_update_that_is_under_way_ends_when_its_worker_dies(tf, strategy):
+@pytest.mark.parametrize("mutex", [None, "a mutex"])
+def test_an_update_that_is_under_way_ends_when_its_worker_dies(tf, strategy, mutex):
     """TensorFlow then cancels the worker's call: a condition that is not begun would not begin any more."""
     from tensorflow.python.eager import cancellation
 
@@ -185,7 +191,7 @@ def test_an_update_that_is_under_way_ends_when_its_worker_dies(tf, strategy):
         tf.cond(square[0, 0] > 0.0, lambda: weight.assign_add(1.0), lambda: weight.assign(-1.0))
 
     held = AlwaysHeld(lambda: tf.constant(True))
-    step = tf.function(lambda: counter.apply(update, [], 1, held), autograph=False).get_concrete_function()
+    step = tf.function(lambda: counter.apply(update, [], 1, held, mutex), autograph=False).get_concrete_function()
     caller = cancellation.CancellationManager()
     call = caller.get_cancelable_function(step)
 
@@ -215,7 +221,7 @@ def test_an_update_with_a_loop_is_cancelled_with_its_worker(tf, strategy, monkey
     def turns():
         return tf.while_loop(lambda n: n < 2, lambda n: [n + 1], [0])
 
-    for loops in (turns, lambda: None):
+    for loops in (lambda: None, turns):
         held = AlwaysHeld(lambda: tf.constant(True))
         tf.function(lambda loops=loops, held=held: counter.apply(loops, [], 1, held), autograph=False)()
         counter.settle()

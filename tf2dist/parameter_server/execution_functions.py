@@ -145,7 +145,8 @@ class ExecutionFunctions:
         def take(batches, ahead, number, n, end, held):
             batch, ahead = batches.take(ahead, number, end)
             update = (lambda e: step.update(*self._of_replica(e))) if together else (lambda e: own.update(e, held))
-            with one_worker_at_a_time(step.model.optimizer):
+            alone = own.on_one_server and not together
+            with contextlib.nullcontext() if alone else one_worker_at_a_time(step.model.optimizer):
                 results = strategy.run(update, args=(batch,))
             if not together:
                 return [strategy.experimental_local_results(r)[0] for r in results], ahead

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 
@@ -10,6 +11,7 @@ import tensorflow as tf
 from tf2dist.compat.strategy_internals import tracing_for_servers
 from tf2dist.errors import TrainingError
 from tf2dist.parameter_server.fencing_tokens import HeldToken
+from tf2dist.parameter_server.variable_mutex import held
 
 _LOOK_SECONDS = 0.005  # between two looks whether servers still apply updates
 _SETTLE_SECONDS = 60.0  # for updates that are under way
@@ -60,7 +62,14 @@ class UpdateCounter:
             more = tf.constant(updates, tf.int64) if isinstance(updates, int) else tf.cast(updates, tf.int64)
             self.variable.assign_add(more)
 
-    def apply(self, update: Callable[[], None], arrived: Sequence[tf.Tensor], updates, token: HeldToken) -> None:
+    def apply(
+        self,
+        update: Callable[[], None],
+        arrived: Sequence[tf.Tensor],
+        updates,
+        token: HeldToken,
+        mutex: str | None = None,
+    ) -> None:
         """Has the servers call `update()` and count `updates` when all of `arrived` is there, not before.
 
         On the worker. `updates` is an int or i32[]; `arrived` are on the servers; `update` writes variables.
@@ -68,6 +77,7 @@ class UpdateCounter:
         Args:
           token: is asked on the server with the count whether it is valid, if it is not nothing is applied, and counts
             what is.
+          mutex: name of one under which all of it is done, if any.
         """
         device = self.variable.device
 
@@ -80,30 +90,31 @@ class UpdateCounter:
         made = _traced(make)  # in a branch of a condition an optimizer could not meet other replicas
         if all(t.device == device for t in made.captured_inputs if t.dtype == tf.resource):
             self.in_one_call = True
-            called = self._server_call(made, token.is_valid)
-            self._has_loop = _has_loop(called)
+            called = self._server_call(made, token.is_valid, mutex)
+            self._has_loop |= _has_loop(called)
             with tf.device(device), tf.control_dependencies(arrived):
                 called()
             return
         with tf.device(device):
             complete = tf.group(*arrived)  # each server tells the one with the counter, which tells all
-            with tf.control_dependencies([complete]):
+            with tf.control_dependencies([complete]), _held(mutex):
                 tf.cond(token.is_valid(), made, lambda: tf.zeros([], tf.int32))
 
-    def _server_call(self, made, is_valid: Callable[[], tf.Tensor]):
+    def _server_call(self, made, is_valid: Callable[[], tf.Tensor], mutex: str | None):
         """A function in which the server calls `made`, if that is valid, and notes that it is under way.
 
         When a worker dies, TensorFlow cancels what it has called on the servers: an operation fails that would receive
-        something from it, as does a function or another turn of a loop that has not begun, and no further operation
-        begins in a graph in which one has failed (`FunctionLibraryRuntimeImpl::Run`, `LoopCondOp`, `ExecutorState` in
-        tensorflow/core). So this is a graph by itself that receives nothing. A function that is called by TensorFlow's
-        runtime, and not as a part of the worker's graph, has its conditions and calls replaced by what is in them,
-        which neither a `RemoteCall` nor an `If` does. Loops are cancelled: such an update never ends, see `settle`.
+        something from it or wait for a mutex, as does a function or another turn of a loop that has not begun, and no
+        further operation begins in a graph in which one has failed (`FunctionLibraryRuntimeImpl::Run`, `LoopCondOp`,
+        `Mutex::AcquireAsync`, `ExecutorState` in tensorflow/core). So this is a graph by itself that receives nothing,
+        and has its mutex before it begins. A function that is called by TensorFlow's runtime, and not as a part of the
+        worker's graph, has its conditions and calls replaced by what is in them, which neither a `RemoteCall` nor an
+        `If` does. Loops are cancelled: such an update never ends, see `settle`.
         """
 
         @tf.function(autograph=False, experimental_attributes={"_noinline": True})
         def call():
-            with tf.device(self.variable.device):
+            with tf.device(self.variable.device), _held(mutex):
                 begun = self._under_way.assign_add(1, read_value=False)
                 with tf.control_dependencies([begun]):
                     found = tf.cond(is_valid(), made, lambda: tf.zeros([], tf.int32))
@@ -178,6 +189,10 @@ def _traced(function: Callable[[], tf.Tensor]):
     context = tf.distribute.get_replica_context()
     trace(tf.distribute.get_strategy()) if context is None else context.merge_call(trace)
     return made[0]
+
+
+def _held(mutex: str | None) -> contextlib.AbstractContextManager[None]:
+    return held(mutex) if mutex else contextlib.nullcontext()
 
 
 def _has_loop(function) -> bool:

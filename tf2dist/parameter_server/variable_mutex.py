@@ -1,17 +1,24 @@
-"""A mutex beside each variable on its server, so that workers update it one after the other.
+"""Mutexes on servers, so that workers update variables one after the other.
 
 An optimizer with state reads it, changes it, writes it and then moves the weights by it, in several operations. If two
 workers do so at once, one may write an old square of its gradients between the other's two operations: Adamax and
 RMSprop then divide a large momentum by a square that is almost 0, and training diverges. (TensorFlow 1 had
 `use_locking`, for each operation alone.) An optimizer without state adds to its variable in one operation; to rows of
 it two workers must not add at once either, or one of two additions to the same row may be lost (`ResourceScatterSub`
-takes a lock that others share, tensorflow/core/kernels/resource_variable_ops.cc). The mutex is on the variable's server
+takes a lock that others share, tensorflow/core/kernels/resource_variable_ops.cc). A mutex is on the variable's server
 and costs no message.
 
-Constraints, moving averages, sums of accumulated gradients and scales of losses are written whole, before or after the
-updates of all variables, from what was read: another worker's update in between would be lost. Updates with any of
-these are made one after the other, under one mutex. (Not where a worker has several devices: its replicas meet in the
-middle of an update, and no block of operations is around all of it.)
+Where all variables are on one server, a whole update is under one mutex, taken before anything is counted: a worker
+that dies gets no mutex any more, and would leave an update of which a part is made. With several servers each variable
+has its own, or all workers would wait for the slowest of them; but constraints, moving averages, sums of accumulated
+gradients and scales of losses are written whole, before or after the updates of all variables, from what was read:
+another worker's update in between would be lost. Updates with any of these are made one after the other, under one
+mutex. (Not where a worker has several devices: its replicas meet in the middle of an update, and no block of operations
+is around all of it.)
+
+What TensorFlow has of a mutex lets in the next worker, too early, when one dies that waits for it
+(`Mutex::AcquireAsync` in tensorflow/core/kernels/mutex_ops.cc): with three workers or more two may for once be in an
+update at the same time.
 """
 
 from __future__ import annotations
@@ -44,11 +51,20 @@ def one_update_at_a_time(optimizer: keras.optimizers.Optimizer, variables: Seque
 
     The mutex is on the current device, and held until all servers have made their parts. In a graph.
     """
-    if _writes_more_than_steps(optimizer, variables):
-        with _held(f"mutex of {variable_key(optimizer, wrapped_counters(optimizer)[0])}"):
-            yield
-    else:
+    with held(_name_of_all(optimizer)) if _writes_more_than_steps(optimizer, variables) else contextlib.nullcontext():
         yield
+
+
+def mutex_of_update(
+    optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable], gradients
+) -> str | None:
+    """Names the mutex for a whole update of these variables; None if it adds to each once, and does no more."""
+    once = all(_is_one_operation(each, g) for each in wrapped_optimizers(optimizer) for g in gradients if g is not None)
+    return None if once and not _writes_more_than_steps(optimizer, variables) else _name_of_all(optimizer)
+
+
+def _name_of_all(optimizer: keras.optimizers.Optimizer) -> str:
+    return f"mutex of {variable_key(optimizer, wrapped_counters(optimizer)[0])}"
 
 
 def _writes_more_than_steps(optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]) -> bool:
@@ -69,14 +85,14 @@ def _under_mutex(optimizer):
             update_step(gradient, variable, learning_rate)
             return
         arrived = [*tf.nest.flatten(gradient, expand_composites=True), learning_rate]
-        with tf.device(variable.device), _held(f"mutex of {variable_key(optimizer, variable)}", arrived):
+        with tf.device(variable.device), held(f"mutex of {variable_key(optimizer, variable)}", arrived):
             update_step(gradient, variable, learning_rate)
 
     return update
 
 
 @contextlib.contextmanager
-def _held(name: str, arrived: Sequence = ()) -> Iterator[None]:
+def held(name: str, arrived: Sequence = ()) -> Iterator[None]:
     """Operations that are made inside run under the mutex of this name, taken when all of `arrived` is there.
 
     It is on the current device.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import keras
@@ -16,7 +17,7 @@ from tf2dist.layers.sharded_embedding import ShardedEmbedding
 from tf2dist.parameter_server.fencing_tokens import HeldToken
 from tf2dist.parameter_server.fused_transfer import WORKER_STEP_LIMIT, FusedTransfer, nbytes
 from tf2dist.parameter_server.update_counter import UpdateCounter
-from tf2dist.parameter_server.variable_mutex import one_update_at_a_time
+from tf2dist.parameter_server.variable_mutex import mutex_of_update, one_update_at_a_time
 
 
 class WorkerStep:
@@ -25,10 +26,15 @@ class WorkerStep:
     Args:
       step: whose updates.
       counter: counts them.
+
+    Attributes:
+      on_one_server: whether all variables are where updates are counted; then a mutex is around a whole update.
     """
 
     def __init__(self, step: GradientStep, counter: UpdateCounter):
         self._step, self._model, self._counter = step, step.model, counter
+        variables = [*self._model.variables, *self._model.optimizer.variables]
+        self.on_one_server = {v.value.device for v in variables} <= {counter.variable.device}
         weights = self._model.trainable_variables
         # Of a table that is looked up, a few rows are read and written where it is.
         tables = {id(v) for layer in _lookup_layers(self._model) for v in layer.trainable_variables}
@@ -62,10 +68,12 @@ class WorkerStep:
                 variable.value.assign_add(difference)
             gradients, scales = received()
             # Numbers that only the optimizer needs, and what it computes from them, stay on the server.
-            with tf.device(self._first_server), one_update_at_a_time(optimizer, weights):
+            alone = contextlib.nullcontext() if self.on_one_server else one_update_at_a_time(optimizer, weights)
+            with tf.device(self._first_server), alone:
                 self._step.apply(self._rescaled(gradients, scales))
 
-        self._counter.apply(apply, arrived, 1, token)
+        mutex = mutex_of_update(optimizer, weights, gradients) if self.on_one_server else None
+        self._counter.apply(apply, arrived, 1, token, mutex)
         return sums
 
     def _rescaled(self, gradients, scales) -> list:
