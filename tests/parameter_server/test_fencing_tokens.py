@@ -183,27 +183,29 @@ def test_an_update_that_is_under_way_ends_when_its_worker_dies(tf, strategy, mut
     from tf2dist.parameter_server.update_counter import UpdateCounter
 
     counter, weight = UpdateCounter(strategy), tf.Variable(1.0)
+    reached, cancelled = threading.Event(), threading.Event()
+
+    def pause():
+        reached.set()
+        return np.float32(cancelled.wait(60.0))
 
     def update():
-        square = tf.eye(300) * weight
-        for _ in range(300):  # no loop in the graph
-            square = tf.matmul(square, square)
-        tf.cond(square[0, 0] > 0.0, lambda: weight.assign_add(1.0), lambda: weight.assign(-1.0))
+        paused = tf.numpy_function(pause, [], tf.float32)
+        tf.cond(paused > 0.0, lambda: weight.assign_add(1.0), lambda: weight.assign(-1.0))
 
     held = AlwaysHeld(lambda: tf.constant(True))
-    step = tf.function(lambda: counter.apply(update, [], 1, held, mutex), autograph=False).get_concrete_function()
     caller = cancellation.CancellationManager()
-    call = caller.get_cancelable_function(step)
+    step = tf.function(lambda: counter.apply(update, [], 1, held, mutex), autograph=False).get_concrete_function()
 
     def run():
         with contextlib.suppress(tf.errors.CancelledError):
-            call()
+            caller.get_cancelable_function(step)()
 
     running = threading.Thread(target=run)
     running.start()
-    while counter._under_way.numpy() == 0:
-        assert running.is_alive()
+    assert reached.wait(60.0)
     caller.start_cancel()
+    cancelled.set()
     counter.settle()
     running.join()
     assert (counter.value, float(weight)) == (1, 2.0)

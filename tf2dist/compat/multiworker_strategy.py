@@ -29,7 +29,7 @@ def multi_worker_mirrored(
 
     Args:
       resolver, options: TensorFlow's arguments.
-      silence: seconds that a peer may be silent.
+      silence: seconds that a peer may be silent, at least.
       cpus: logical CPU devices that each compute a replica; 0 where GPUs do, or only one.
     """
 
@@ -37,8 +37,9 @@ def multi_worker_mirrored(
         return tuple(f"{worker_device}/device:CPU:{number}" for number in range(cpus)), "CPU"
 
     def configure(of, *args, **kwargs):
-        limit = {"heartbeat_timeout_in_ms": round(silence * 1000)}
-        patient.original("configure_coordination_service")(of, *args, **kwargs, **limit)
+        # Heartbeats have half of it to come and to be answered.
+        kwargs.setdefault("heartbeat_timeout_in_ms", round(2 * silence * 1000))
+        patient.original("configure_coordination_service")(of, *args, **kwargs)
 
     extended = collective_all_reduce_strategy.CollectiveAllReduceExtended
     patient = Patch(context.Context, {"configure_coordination_service": configure})

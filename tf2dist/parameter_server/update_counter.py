@@ -23,7 +23,8 @@ class UpdateCounter:
     """Counts updates on a parameter server, and has the servers apply and count them whatever becomes of the worker.
 
     With one server, an update that is counted is applied, and one that is not is not: the server does both, in a call
-    of its own, when all that the worker sends has come.
+    of its own, when all that the worker sends has come. (One that has a loop may be counted and applied in part, which
+    is an error in `settle`.)
 
     With several, each applies its part when one of them has counted the update and told the others. All this is part of
     the worker's call and is cancelled with it, so a worker that dies just then, or an error that ends the training, may
