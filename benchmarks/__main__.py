@@ -10,6 +10,7 @@ python -m benchmarks life: engines of the Game of Life beside bgolly, in one pro
 python -m benchmarks pi: random points beside NumPy's, and one worker beside two
 python -m benchmarks ps: asynchronous parameter servers beside TensorFlow 1 programs and Keras 2
 python -m benchmarks scale: asynchronous training on 1 to 16 workers, one of which is killed or stopped
+python -m benchmarks simulate: the same on machines that are not here, by a simulation that is fitted to `scale`
 """
 
 import argparse
@@ -20,7 +21,7 @@ import signal
 import sys
 
 import benchmarks
-from benchmarks import before, chaos, checkpoint, scale
+from benchmarks import before, chaos, checkpoint, scale, simulate
 from tf2dist.errors import UsageError
 from tf2dist.system.commands import Parser
 from tf2dist.system.output_files import check_writable, write_text
@@ -34,7 +35,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("name", choices=[n for n in names if n not in ("programs", "rounds")])
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each contestant (default: 5)")
     parser.add_argument("--report", help="file for the figures as JSON")
-    with_options = {"before": before, "chaos": chaos, "checkpoint": checkpoint, "scale": scale}
+    with_options = {"before": before, "chaos": chaos, "checkpoint": checkpoint, "scale": scale, "simulate": simulate}
     for name, benchmark in with_options.items():
         if name in argv:
             benchmark.add_arguments(parser)  # others refuse them

@@ -1,4 +1,4 @@
-"""Scale: asynchronous training on more and more workers whose batches take 100 ms each and no processor.
+"""Scale: asynchronous training on more and more workers whose batches take a while each and no processor.
 
 The machine is shared by all of them, so what is measured is what the servers and the coordinator cost, and what is left
 of a job while one of its workers is lost. An update adds 1 to a weight on the server, which counts what was applied.
@@ -28,6 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--workers", default="1,2,4,8,16", help="how many, one job after the other (default: 1,2,...,16)"
     )
     group.add_argument("--servers", type=int, default=1, help="parameter servers (default: 1)")
+    group.add_argument("--batch_ms", type=float, default=100.0, help="that a batch takes (default: 100)")
+    group.add_argument("--megabytes", type=float, default=0.0, help="of weights; 0: a few bytes (default: 0)")
     group.add_argument("--seconds", type=float, default=10.0, help="of each count, before and after (default: 10)")
     group.add_argument(
         "--kill", action=argparse.BooleanOptionalAction, default=True, help="kill one worker with SIGKILL"
@@ -41,17 +43,25 @@ def run(rounds: int, options: argparse.Namespace) -> dict:
     Raises:
       UsageError: an option is out of its range.
     """
-    counts = _counts(options.workers)
+    counts = numbers(options.workers, "workers")
+    if options.batch_ms <= 0:
+        raise UsageError(f"--batch_ms={options.batch_ms:g} must be positive")
+    if options.megabytes < 0:
+        raise UsageError(f"--megabytes={options.megabytes:g} must not be negative")
     if options.servers < 1:
         raise UsageError(f"--servers={options.servers} must be at least 1")
     if options.seconds <= 0:
         raise UsageError(f"--seconds={options.seconds:g} must be positive")
     event = "stop" if options.stopped else "kill" if options.kill else "none"
-    print(f"{options.servers} ps, a chief and N workers on {os.cpu_count()} cores; 100 ms a batch (median of {rounds})")
+    size = f", {options.megabytes:g} MB of weights" if options.megabytes else ""
+    print(
+        f"{options.servers} ps, a chief and N workers on {os.cpu_count()} cores; {options.batch_ms:g} ms a batch{size} "
+        f"(median of {rounds})"
+    )
     print(f"workers  batches/s  of one worker  coordinator's cores  applied/asked  others when one is {_EVENTS[event]}")
-    figures = {}
+    figures, points = {}, []
     for workers in counts:
-        found = [_measure(workers, options.servers, options.seconds, event) for _ in range(rounds)]
+        found = [_measure(workers, options, event) for _ in range(rounds)]
         figures[workers] = found
         rate, cores = (statistics.median(f[name] for f in found) for name in ("rate", "cores"))
         first = statistics.median(f["rate"] for f in figures[counts[0]]) / counts[0]
@@ -59,29 +69,40 @@ def run(rounds: int, options: argparse.Namespace) -> dict:
         others = [f["others"] for f in found if f["others"] is not None]
         kept = f"{statistics.median(others):.2f} of before" if others else "-"
         print(f"{workers:7}  {rate:9.1f}  {rate / first:13.2f}  {cores:19.2f}  {applied:>13}  {kept}", flush=True)
-    return {"servers": options.servers, "event": event, "by_workers": figures}
+        setting = {
+            "workers": workers, "servers": options.servers, "batch_seconds": options.batch_ms / 1e3,
+            "megabytes": options.megabytes, "cores": os.cpu_count(),
+        }  # fmt: skip
+        points.append({"setting": setting, "rate": rate, "cores": cores, "fitted": True})
+    return {"servers": options.servers, "event": event, "by_workers": figures, "points": points}
 
 
-def _counts(text: str) -> list[int]:
+def numbers(text: str, name: str) -> list[int]:
+    """The numbers of an option like "1,2,4".
+
+    Raises:
+      UsageError: they are no whole numbers from 1 on.
+    """
     try:
-        counts = [int(part) for part in text.split(",")]
+        found = [int(part) for part in text.split(",")]
     except ValueError:
-        counts = []
-    if not counts or min(counts) < 1:
-        raise UsageError(f"--workers={text} must be numbers from 1 on with commas between, as 1,2,4")
-    return counts
+        found = []
+    if not found or min(found) < 1:
+        raise UsageError(f"--{name}={text} must be numbers from 1 on with commas between, as 1,2,4")
+    return found
 
 
-def _measure(workers: int, servers: int, seconds: float, event: str) -> dict:
+def _measure(workers: int, options: argparse.Namespace, event: str) -> dict:
     """Runs a job; returns its `summary`.
 
     Raises:
       SystemExit: it failed or took too long, or the counts are not exact.
     """
     with tempfile.TemporaryDirectory() as directory:
+        of_batch = (str(options.batch_ms / 1e3), str(options.megabytes))
         status = local.run(
-            [f"{programs.__name__}.scale_tf2dist", directory, str(seconds), event],
-            ps=servers,
+            [f"{programs.__name__}.scale_tf2dist", directory, str(options.seconds), event, *of_batch],
+            ps=options.servers,
             workers=workers,
             timeout=_DEADLINE,
         )

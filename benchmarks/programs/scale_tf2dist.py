@@ -1,6 +1,8 @@
-"""Asynchronous training whose batches take a tenth of a second each and no processor, with one worker lost on the way.
+"""Asynchronous training whose batches take a while each and no processor, with one worker lost on the way.
 
-python -m launch local --ps=1 --workers=4 -- benchmarks.programs.scale_tf2dist OUT SECONDS kill|stop|none
+python -m launch local --ps=1 --workers=4 -- benchmarks.programs.scale_tf2dist OUT SECONDS EVENT BATCH MEGABYTES
+
+EVENT is kill, stop or none; BATCH the seconds that a batch takes, and MEGABYTES those of the weights.
 """
 
 from __future__ import annotations
@@ -15,13 +17,12 @@ import time
 
 import tf2dist
 
-BATCH_SECONDS = 0.1
 _WARM = 3  # updates by each worker, before anything is measured
 _SETTLE = 1.0  # seconds from the loss of a worker to what is measured without it
 _LIMIT = 200.0  # seconds until all workers have begun
 
 
-def main(strategy, out: pathlib.Path, seconds: float, event: str) -> None:
+def main(strategy, out: pathlib.Path, seconds: float, event: str, batch_seconds: float, megabytes: float) -> None:
     """Trains, and writes what was counted before and after `event`, and at the end, to `out`/coordinator.json."""
     import keras
     import tensorflow as tf
@@ -33,16 +34,17 @@ def main(strategy, out: pathlib.Path, seconds: float, event: str) -> None:
         wanted = tf.data.Dataset.from_tensors((mine, tf.zeros([1, 1]))).repeat()
         slow = tf.raw_ops.SleepDataset(
             input_dataset=tf.data.experimental.to_variant(wanted),
-            sleep_microseconds=tf.constant(round(BATCH_SECONDS * 1e6), tf.int64),
+            sleep_microseconds=tf.constant(round(batch_seconds * 1e6), tf.int64),
             output_types=[tf.float32, tf.float32],
             output_shapes=[[1, workers], [1, 1]],
         )
         return tf.data.experimental.from_variant(slow, wanted.element_spec)
 
     with strategy.scope():
-        # Each update adds 1 to the weight of the worker that has made it.
+        # Each update adds 1 to the weights of the worker that has made it.
+        width = max(1, round(megabytes * 1e6 / 4 / workers))
         model = keras.Sequential(
-            [keras.Input((workers,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")]
+            [keras.Input((workers,)), keras.layers.Dense(width, use_bias=False, kernel_initializer="zeros")]
         )
         model.compile(keras.optimizers.SGD(1.0), lambda _, outputs: -keras.ops.sum(outputs, axis=-1))
     watch = Watch(model, workers, seconds, event)
@@ -51,7 +53,7 @@ def main(strategy, out: pathlib.Path, seconds: float, event: str) -> None:
         def on_train_begin(self, logs=None):
             watch.thread.start()
 
-    steps = round(workers * (2 * seconds + _SETTLE + 6.0) / BATCH_SECONDS)  # what is begun early and late included
+    steps = round(workers * (2 * seconds + _SETTLE + 6.0) / batch_seconds)  # what is begun early and late included
     tf2dist.fit(model, batches, steps_per_epoch=steps, callbacks=[Begin()], verbose=0)
     watch.thread.join()
     found = watch.found | {"asked": steps, "counted": tf2dist.updates(model), "applied": sum(watch.by_worker())}
@@ -115,4 +117,4 @@ def process_of(worker: int) -> int:
 
 if __name__ == "__main__":
     joined = tf2dist.join("ps")
-    main(joined, pathlib.Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3])
+    main(joined, pathlib.Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3], *map(float, sys.argv[4:]))
