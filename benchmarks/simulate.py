@@ -90,10 +90,10 @@ class Found:
 
 
 class _Machine:
-    """Cores and a link, and how long its cores were used."""
+    """Cores, and a link in each direction."""
 
     def __init__(self, env: simpy.Environment, cores: int):
-        self._env, self.cores = env, simpy.Resource(env, cores)
+        self.cores = simpy.Resource(env, cores)
         self.sends, self.receives = simpy.Resource(env, 1), simpy.Resource(env, 1)
 
 
