@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import pathlib
 import statistics
@@ -44,10 +45,10 @@ def run(rounds: int, options: argparse.Namespace) -> dict:
       UsageError: an option is out of its range.
     """
     counts = numbers(options.workers, "workers")
-    if options.batch_ms <= 0:
+    if not 0 < options.batch_ms < math.inf:
         raise UsageError(f"--batch_ms={options.batch_ms:g} must be positive")
-    if options.megabytes < 0:
-        raise UsageError(f"--megabytes={options.megabytes:g} must not be negative")
+    if not 0 <= options.megabytes < math.inf:
+        raise UsageError(f"--megabytes={options.megabytes:g} must be a number that is not negative")
     if options.servers < 1:
         raise UsageError(f"--servers={options.servers} must be at least 1")
     if options.seconds <= 0:

@@ -28,6 +28,7 @@ import simpy
 from benchmarks.scale import numbers
 from tf2dist.errors import UsageError
 from tf2dist.execution.steps_per_execution import StepsPerExecutionTuner
+from tf2dist.system.output_files import check_writable
 
 POINTS = pathlib.Path(__file__).with_name("scale_points.json")
 _PIECES = 8  # of a message, between few servers
@@ -288,6 +289,10 @@ def run(rounds: int, options: argparse.Namespace) -> dict:
       UsageError: an option is out of its range.
     """
     settings = _settings(options)
+    if options.plot:
+        if not options.plot.endswith((".svg", ".png")):
+            raise UsageError(f"--plot={options.plot} must end in .svg or .png")
+        check_writable(f"--plot={options.plot}", options.plot)
     points = read_points(pathlib.Path(options.points) if options.points else POINTS)
     costs = fit(points, COSTS) if options.fit else COSTS
     print(", ".join(f"{name} {value:.3g} s" for name, value in dataclasses.asdict(costs).items()))
