@@ -52,7 +52,8 @@ def test_counts_that_are_not_exact_end_it(wrong):
 
 WRONG = {
     **dict.fromkeys(
-        ["--workers=", "--workers=1,x", "--workers=0", "--seconds=0", "--servers=0", "--batch_ms=0"], "must be"
+        ["--workers=", "--workers=1,x", "--workers=0", "--seconds=0", "--servers=0", "--batch_ms=0", "--batch_ms=nan"],
+        "must be",
     ),
     "--report=/nowhere/it": "cannot be written",
 }

@@ -104,7 +104,16 @@ def test_other_machines(tmp_path):
 
 
 WRONG = dict.fromkeys(
-    ["--servers=0", "--gbit=0", "--compute_ms=0", "--points=/nowhere", "--megabytes=nan", "--cores=0"]
+    [
+        "--servers=0",
+        "--gbit=0",
+        "--compute_ms=0",
+        "--points=/nowhere",
+        "--megabytes=nan",
+        "--plot=/nowhere/it.svg",
+        "--plot=x",
+        "--cores=0",
+    ]
 )
 
 
