@@ -499,3 +499,45 @@ def test_a_slice_weighs_as_much_as_its_first_part(tf, rank):
     slices, weight = slice_of(batch, rank, 2)
     assert [len(slices["labelled"]), len(slices["unlabelled"])] == [[2, 4], [3, 4]][rank]
     assert float(weight) == pytest.approx([0.4, 0.6][rank])
+
+
+def test_a_dataset_is_read_here_by_a_thread_that_ends(tf):
+    adapter, before = make_data_adapter(tf.data.Dataset.range(6)), threading.active_count()
+    read = adapter.read(adapter.dataset)
+    assert [int(next(read)) for _ in range(2)] == [0, 1]
+    assert threading.active_count() == before + 1
+    del read
+    assert threading.active_count() == before
+    assert [int(batch) for batch in adapter.read(adapter.dataset)] == [*range(6)]
+    never_begun = adapter.read(adapter.dataset)
+    del never_begun
+    assert threading.active_count() == before
+
+
+def test_a_dataset_of_which_no_batch_comes(tf, monkeypatch, caplog):
+    """It is said after some time, whoever watches knows it, and there is an end."""
+    from tf2dist.input import timed_batch_reader
+
+    goes_on = threading.Event()
+
+    def batches():
+        yield 0
+        goes_on.wait(60)
+        yield 1
+
+    waits = []
+
+    class Watched(Unwatched):
+        def waits_for_input(self, waiting):
+            waits.append(waiting)
+
+    monkeypatch.setattr(timed_batch_reader, "_NAMED_SECONDS", 0.5)
+    monkeypatch.setenv("TF2DIST_BATCH_TIMEOUT", "1")
+    dataset = tf.data.Dataset.from_generator(batches, output_signature=tf.TensorSpec([], tf.int64))
+    read = DatasetAdapter(dataset, 2, Watched()).read(dataset, 10)
+    assert int(next(read)) == 0
+    with pytest.raises(TrainingError, match=r"^batch 11 of the Dataset has not come in 1 s; more time is given by TF2"):
+        next(read)
+    assert "batch 11 of the Dataset has not come for 0 s" in caplog.text
+    assert waits == [True, True]
+    goes_on.set()

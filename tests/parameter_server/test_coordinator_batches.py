@@ -14,7 +14,7 @@ def made(tf):
             yield np.full([2 + number % 2], number, np.int64)
 
     dataset = tf.data.Dataset.from_generator(batches, output_signature=tf.TensorSpec([None], tf.int64))
-    sent = SentBatches(dataset, 10)
+    sent = SentBatches(iter(dataset), dataset.element_spec, 10)
 
     def take(numbers, at_least=1):
         count, together, shapes = sent.take(numbers, at_least)

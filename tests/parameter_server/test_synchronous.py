@@ -71,6 +71,19 @@ def test_a_call_is_interrupted_and_its_gradient_computed_again(tf, results):
     np.testing.assert_allclose(results["history"]["interrupted"]["loss"], history["loss"], rtol=1e-4)
 
 
+def test_slices_are_used_by_whom_they_are_for(tf, results):
+    """What is left over of earlier updates is thrown away; a late token leaves a slice that is for later ones."""
+    with tf2dist.make_strategy("one").scope():
+        model = classifier(OPTIMIZERS["sgd"]())
+    alone(model, tuple(a[:96] for a in data()), shuffle=False)
+    expected, history = alone(model, tuple(a[:96] for a in data()), shuffle=False)
+    for ours, theirs in zip(results["weights"]["sent"], expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-5)
+    np.testing.assert_allclose(results["history"]["sent"]["loss"], history["loss"], rtol=1e-4)
+    assert results["slices left by token 9"] == 1
+    assert results["slices left by token 10"] == 0
+
+
 def test_sparse_gradients(tf, results):
     """Slices of both workers are joined, not made dense on the way."""
     with tf2dist.make_strategy("one").scope():

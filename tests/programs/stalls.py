@@ -2,10 +2,10 @@
 
 python -m tests.programs.stalls STRATEGY OUT WHERE [TASK]
 
-WHERE is "generator" or "callback" of the TASK, which waits there for ever, in the first run. "stopped": the test stops
-a task when the file `under_way` is there. "slow": traces, steps and a validation take time, and none as long as a
-stall; the count of the batches to validate with takes longer than one, and moves. STRATEGY "sync" is ps with
-synchronous updates.
+WHERE is "generator", "dataset" (of that generator) or "callback" of the TASK, which waits there for ever, in the first
+run. "stopped": the test stops a task when the file `under_way` is there. "slow": traces, steps and a validation take
+time, and none as long as a stall; the count of the batches to validate with takes longer than one, and moves. STRATEGY
+"sync" is ps with synchronous updates.
 """
 
 import json
@@ -48,7 +48,7 @@ def batches():
     number = 0
     while True:
         if number == 25:
-            block_once("generator")
+            block_once("dataset" if where == "dataset" else "generator")
         if where == "slow":
             time.sleep(0.3)
         start = number * 16 % 96
@@ -96,10 +96,13 @@ class SlowlyEvaluated(keras.callbacks.Callback):
 with strategy.scope():
     model = classifier(OPTIMIZERS["adam"](), SlowlyTraced())
 slow = {}
+spec = tuple(tf.TensorSpec([None, *a.shape[1:]], a.dtype) for a in data(1))
 if where == "slow":
-    spec = tuple(tf.TensorSpec([None, *a.shape[1:]], a.dtype) for a in data(1))
     slow["validation_data"] = tf.data.Dataset.from_generator(validation_batches, output_signature=spec)
-arguments = {"x": batches()} if where in ("generator", "slow") else {"x": data(), "batch_size": 16, "seed": 3}
+if where == "dataset":
+    arguments = {"x": tf.data.Dataset.from_generator(batches, output_signature=spec)}
+else:
+    arguments = {"x": batches()} if where in ("generator", "slow") else {"x": data(), "batch_size": 16, "seed": 3}
 tf2dist.fit(
     model, **arguments, epochs=EPOCHS, steps_per_epoch=PER_EPOCH, steps_per_execution=1, verbose=0,
     callbacks=[tf2dist.Checkpoint(out / "checkpoints", every_steps=5), Callback(), SlowlyEvaluated()], **slow,

@@ -135,4 +135,23 @@ with strategy.scope():
     model = classifier(OPTIMIZERS["sgd"]())
 fit("interrupted", model, data(), epochs=2)
 results["interrupted"] = len(broken)
+
+# Slices that are left over in the queue, as those of a worker that was lost; and a token that is late.
+with strategy.scope():
+    model = classifier(OPTIMIZERS["sgd"]())
+x, y = data()
+batches = [(x[start : start + 16], y[start : start + 16]) for start in range(0, 96, 16)]
+fit("sent", model, iter(batches), steps_per_epoch=6)
+update, of_one_kind = made[-1], len(made)
+wrong = [update._last_slice[0], *[tf.fill(tf.shape(t), tf.cast(2, t.dtype)) for t in update._last_slice[1:]]]
+update._put_slices([wrong] * 3)
+fit("sent", model, iter(batches), steps_per_epoch=6)
+assert len(made) == of_one_kind
+update._sliced_from.assign(10)
+update._put_slices([[tf.constant(number, tf.int64), *wrong[1:]] for number in (9, 10)])
+with tf.device(update._device):
+    for token in (9, 10):
+        update._take_slice(tf.constant(token, tf.int64))
+        left = int(tf.raw_ops.QueueSizeV2(handle=update._slice_queue()))
+        results[f"slices left by token {token}"] = left
 out.write_text(json.dumps(results))

@@ -50,6 +50,12 @@ def test_a_peer_that_others_wait_for_is_named(stalls, where):
     assert any("the stacks of this task" in line for line in error.splitlines() if line.startswith("[worker 0]"))
 
 
+@pytest.mark.parametrize("strategy", ["ps", "sync"])
+def test_a_dataset_that_the_coordinator_waits_for_is_named(stalls, strategy):
+    _, why = failed(stalls(SERVERS, strategy, "dataset", "chief 0"))
+    assert "and waits for the input of chief 0, whose next batch has not come" in why
+
+
 def test_the_job_goes_on_from_its_checkpoint_where_it_may_start_again(stalls, tmp_path):
     job = stalls([*PEERS, "--max_restarts=1"], "multiworker", "generator", "worker 1")
     status, error = job.ends("launcher")

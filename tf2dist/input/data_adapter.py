@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, Protocol, Self
 
 import tensorflow as tf
@@ -119,6 +119,18 @@ class DataAdapter(Protocol):
         """
         ...
 
+    def read(self, batches: tf.data.Dataset, first: int = 0) -> Iterator[Any]:
+        """Yields batches of what one of these methods has returned for this process, each of which comes in time.
+
+        Args:
+          batches: the dataset that was returned; a few of them are read before they are asked for.
+          first: number of the first of them, in messages.
+
+        Raises:
+          TrainingError: a batch has not come.
+        """
+        ...
+
     def by_number(self) -> BatchMaker | None:
         """Makes any batch of `training_batches` from its number; None where a pipeline has to be read in order."""
         ...
@@ -164,6 +176,10 @@ class ReadByTensorFlow:
     def divided(self, workers: int) -> Self:
         """See `DataAdapter`."""
         return self
+
+    def read(self, batches: tf.data.Dataset, first: int = 0) -> Iterator[Any]:
+        """See `DataAdapter`."""
+        return iter(batches)
 
     def begin_epoch(self) -> None:
         """See `DataAdapter`."""

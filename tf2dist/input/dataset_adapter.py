@@ -25,7 +25,7 @@ from tf2dist.input.seeded_dataset_graph import DatasetGraph
 from tf2dist.input.timed_batch_reader import BatchReader
 from tf2dist.input.without_autotune import without_autotune
 
-_COUNT_SECONDS = 3600.0  # that a batch may take while they are counted: a shuffle fills its buffer first
+_BATCH_SECONDS = 3600.0  # that a batch may take where this process reads them: a shuffle fills its buffer first
 _SAID_SECONDS = 30.0  # after so many, and then again, it is said how many were counted
 _log = logging.getLogger("tf2dist")
 
@@ -88,11 +88,7 @@ class DatasetAdapter(ReadByTensorFlow):
     def _count(self, dataset: tf.data.Dataset) -> int:
         count, said = 0, time.monotonic()
 
-        def batches() -> Iterator[Any]:
-            with in_own_executor():
-                yield from dataset
-
-        reader = BatchReader(batches, "the Dataset", progress=self._progress, seconds=_COUNT_SECONDS)
+        reader = self._reader(iter(dataset))
         with contextlib.closing(reader):
             reader.allow(1 << 62)
             while reader.take():
@@ -102,6 +98,17 @@ class DatasetAdapter(ReadByTensorFlow):
                     said = time.monotonic()
                     _log.info("tf2dist: the Dataset is read to count its batches: %d until now", count)
         return count
+
+    def _reader(self, batches: Iterator[Any], first: int = 0) -> BatchReader:
+        def in_a_thread() -> Iterator[Any]:
+            with in_own_executor():
+                yield from batches
+
+        return BatchReader(in_a_thread, "the Dataset", first, progress=self._progress, seconds=_BATCH_SECONDS)
+
+    def read(self, batches: tf.data.Dataset, first: int = 0) -> Iterator[Any]:
+        """See `DataAdapter`."""
+        yield from self._reader(iter(batches), first).all()
 
     def first(self, steps: int) -> DatasetAdapter:
         """See `FiniteDataAdapter`."""

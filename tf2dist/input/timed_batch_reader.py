@@ -1,4 +1,4 @@
-"""A thread that reads batches of the user's in Python: as many as are wanted, each within a time limit."""
+"""A thread that reads batches of the user's: as many as are wanted, each within a time limit."""
 
 # pyright: strict
 
@@ -148,11 +148,25 @@ class BatchReader:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        self._thread.join(_END_SECONDS)
+        if self._thread is not threading.current_thread():  # which may be the one that collects garbage
+            self._thread.join(_END_SECONDS)
         with self._changed:
             left, self._ready = [*self._ready], deque[Any]()
         if left and self._put_back is not None:
             self._put_back(left)
+
+    def all(self) -> Iterator[Any]:
+        """Yields all batches, and closes the reader when they are no more wanted.
+
+        Raises:
+          BaseException: as `take`.
+        """
+        try:
+            self.allow(1 << 62)
+            while taken := self.take():
+                yield taken.pop()
+        finally:
+            self.close()
 
     def _may_read(self) -> bool:
         """Waits until another batch is wanted; false if none ever is."""

@@ -129,7 +129,7 @@ class AsynchronousDispatcher:
             # Where it is not known which batches were used, lost steps are made with later ones, beyond `stop`.
             last = stop if self._by_number else None
             batches = data.training_batches(data.local_tensors(), self._slices, start, stop=last)
-            sent = SentBatches(batches, start)
+            sent = SentBatches(data.read(batches, start), batches.element_spec, start)
             self._sent_or_gone = weakref.ref(sent)
             return _Stream(sent, None)
         return _Stream(self._pool.open_iterators(dataset, data.remote_arrays()), None)

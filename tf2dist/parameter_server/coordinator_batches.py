@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -22,15 +22,13 @@ class SentBatches:
 
     Args:
       batches: the stream's.
-      first: number of its first batch.
-
-    Attributes:
       element_spec: of a batch.
+      first: number of its first batch.
     """
 
-    def __init__(self, batches: tf.data.Dataset, first: int):
-        self.element_spec: Any = batches.element_spec
-        self._unread, self._next = iter(batches), first
+    def __init__(self, batches: Iterator[Any], element_spec: Any, first: int):
+        self.element_spec = element_spec
+        self._unread, self._next = batches, first
         self._kept: dict[int, tuple[list[tf.Tensor], int]] = {}  # with their bytes
 
     @property

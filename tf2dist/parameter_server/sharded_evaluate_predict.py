@@ -131,7 +131,7 @@ class ShardedPass:
                 arguments = (store, *(tf.constant(i, tf.int64) for i in (number, count, steps)))
                 yield _Shard(number, len(range(number, steps, count)), arguments)
             return
-        batches = data.single_pass(data.local_tensors(), ReplicaSlices(), steps)
+        batches = data.read(data.single_pass(data.local_tensors(), ReplicaSlices(), steps))
         read = 0
         for number, (n, together, shapes) in enumerate(grouped(batches, min(EVALUATION_BATCHES, -(-steps // count)))):
             yield _Shard(number, n, (together, shapes), sum(map(nbytes, together)))

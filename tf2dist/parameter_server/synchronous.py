@@ -137,7 +137,8 @@ class SynchronousDispatcher:
 
         numbers = self._pool.open_iterators(lambda _: repeat_element(this_worker()), on_host=True)
         if data.needs_this_process:
-            batches = SentBatches(data.training_batches(data.local_tensors(), ReplicaSlices(), start, stop=stop), 0)
+            read = data.training_batches(data.local_tensors(), ReplicaSlices(), start, stop=stop)
+            batches = SentBatches(data.read(read, start), read.element_spec, 0)
             self._sent_batches = 0
         else:
             batches = self._pool.open_iterators(dataset, data.remote_arrays())

@@ -5,7 +5,9 @@ for. It puts the gradient, with that number and its own, into the queue of *grad
 from there: those for an update that was already made are late and dropped, and so is what a worker sends beyond its
 quota; as many as an update needs are summed and applied; then it hands out the tokens of the next update.
 
-Of data that only the coordinator can read it puts *slices* into a queue there, one for each token.
+Of data that only the coordinator can read it puts *slices* into a queue there, one for each token, with the number of
+the first update that they are for. A worker throws away those that are left from earlier calls, and puts back what is
+for later updates than its token, which is late then: whoever has a token in time finds a slice.
 """
 
 from __future__ import annotations
@@ -64,6 +66,8 @@ class SynchronousUpdate:
             # Of the next update. It never goes back, as the count of updates does when `fit` is called again: what
             # is late from an earlier call is older than all that is asked for now.
             self._number = tf.Variable(tf.zeros([], tf.int64), trainable=False, name="synchronous_updates")
+            # The first update that those slices are for which the coordinator has sent last.
+            self._sliced_from = tf.Variable(tf.zeros([], tf.int64), trainable=False, name="sliced_from")
         self._device = "/job:ps/replica:0/task:0/device:CPU:0"
         self._name = f"synchronous-{next(_names)}"
         # What a worker sends beside the token and its number; known when `work` was traced.
@@ -126,16 +130,19 @@ class SynchronousUpdate:
           spec: of all batches of the stream; these may all have a size that others have not.
         """
         self._slice_spec = spec, tf.TensorSpec([])
-        slices = []
+        first, slices = tf.constant(self.number, tf.int64), []
         for batch in batches:
             cut = [slice_of(batch, rank, self._needed) for rank in range(self._needed)]
-            slices += [tf.nest.flatten(one, expand_composites=True) for one in cut]
-        self._discard_slices()
+            slices += [[first, *tf.nest.flatten(one, expand_composites=True)] for one in cut]
+        self._sliced_from.assign(first)
         self._last_slice = slices[-1]
         self._put_slices(slices)
 
+    def _slice_dtypes(self) -> list[tf.DType]:
+        return [tf.int64, *[s.dtype for s in tf.nest.flatten(self._slice_spec, expand_composites=True)]]
+
     def _slice_queue(self):
-        return self._queue("slices", [s.dtype for s in tf.nest.flatten(self._slice_spec, expand_composites=True)])
+        return self._queue("slices", self._slice_dtypes())
 
     def _put_slices(self, slices: Sequence[Sequence[tf.Tensor]]) -> None:
         with tf.device(self._device):
@@ -143,19 +150,32 @@ class SynchronousUpdate:
             for components in slices:
                 tf.raw_ops.QueueEnqueueV2(handle=queue, components=components)
 
-    def _discard_slices(self) -> None:
-        """Empties the queue of slices, in which those are left that were for workers which had none to compute."""
-        with tf.device(self._device):
-            queue = self._slice_queue()
-            dtypes = [s.dtype for s in tf.nest.flatten(self._slice_spec, expand_composites=True)]
-            for _ in range(int(tf.raw_ops.QueueSizeV2(handle=queue))):
-                tf.raw_ops.QueueDequeueV2(handle=queue, component_types=dtypes)
+    def _take_slice(self, token):
+        """A slice that the coordinator has sent, and its weight, for the update `token` i64[]; in a graph on a worker.
 
-    def _take_slice(self):
-        """The next slice that the coordinator has sent, and its weight; in a graph on a worker."""
+        A token that is late may find one that is for later updates. It is left to others, and nobody takes its
+        gradient for that token.
+        """
+        queue, dtypes = self._slice_queue(), self._slice_dtypes()
+
+        def take(*_):
+            first, *tensors = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=dtypes)
+            return [tf.ensure_shape(first, []), *tensors]
+
+        def is_left_over(first, *_):
+            with tf.control_dependencies([first]):
+                return first < self._sliced_from.read_value()
+
+        first, *taken = tf.while_loop(is_left_over, take, take())
+
+        def put_back():
+            tf.raw_ops.QueueEnqueueV2(handle=queue, components=[first, *taken])
+            return first
+
+        returned = tf.cond(first > token, put_back, lambda: first)
         specs = tf.nest.flatten(self._slice_spec, expand_composites=True)
-        taken = tf.raw_ops.QueueDequeueV2(handle=self._slice_queue(), component_types=[s.dtype for s in specs])
-        shaped = [tf.ensure_shape(t, s.shape) for t, s in zip(taken, specs, strict=True)]
+        with tf.control_dependencies([returned]):
+            shaped = [tf.ensure_shape(t, s.shape) for t, s in zip(taken, specs, strict=True)]
         return tf.nest.pack_sequence_as(self._slice_spec, shaped, expand_composites=True)
 
     def close(self) -> None:
@@ -177,7 +197,7 @@ class SynchronousUpdate:
         worker = next(worker_numbers)
 
         def send(sent, token):
-            self._send_gradient(self._take_slice() if iterator is None else next(iterator), token, worker)
+            self._send_gradient(self._take_slice(token) if iterator is None else next(iterator), token, worker)
             return sent + 1, self._next_token(worker, last)
 
         start = tf.constant(0), self._next_token(worker, last)
