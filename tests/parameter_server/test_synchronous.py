@@ -84,6 +84,11 @@ def test_slices_are_used_by_whom_they_are_for(tf, results):
     assert results["slices left by token 10"] == 0
 
 
+def test_nothing_is_left_of_contributions_on_other_servers(results):
+    """Neither of those that were used, nor of a worker that was lost, or is late (which is not waited for)."""
+    assert results["parts left"] == 0
+
+
 def test_sparse_gradients(tf, results):
     """Slices of both workers are joined, not made dense on the way."""
     with tf2dist.make_strategy("one").scope():

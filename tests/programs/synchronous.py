@@ -109,6 +109,7 @@ for column in range(2):
 
 from tensorflow.python.distribute.coordinator.cluster_coordinator import Closure  # noqa: E402
 
+from tf2dist.parameter_server import synchronous_update  # noqa: E402
 from tf2dist.parameter_server.synchronous_update import SynchronousUpdate  # noqa: E402
 
 made, broken = [], []
@@ -145,8 +146,22 @@ fit("sent", model, iter(batches), steps_per_epoch=6)
 update, of_one_kind = made[-1], len(made)
 wrong = [update._last_slice[0], *[tf.fill(tf.shape(t), tf.cast(2, t.dtype)) for t in update._last_slice[1:]]]
 update._put_slices([wrong] * 3)
+# And what a worker that was lost has left on a server; of one that is only late the rest comes when that is dropped.
+KEYS = 17, 18
+(other,) = update._others
+parts = [tf.zeros([], dtype) for dtype in update._dtypes[other]]
+for key in KEYS:
+    update._leave_parts(other, tf.constant(key, tf.int64), parts)
+late = [tf.zeros([], dtype) for dtype in update._dtypes[update._device]]
+late[0] = synchronous_update._as_words(tf.constant([update.number - 1, 0, 0, KEYS[0]], tf.int64))
+update.forget_parts()
+with tf.device(update._device):
+    tf.raw_ops.QueueEnqueueV2(handle=update._contributions(), components=late)
 fit("sent", model, iter(batches), steps_per_epoch=6)
 assert len(made) == of_one_kind
+with tf.device(other):
+    left = tf.raw_ops.MapSize(dtypes=update._dtypes[other], shared_name=update._parts_name)
+results["parts left"] = int(left)
 update._sliced_from.assign(10)
 update._put_slices([[tf.constant(number, tf.int64), *wrong[1:]] for number in (9, 10)])
 with tf.device(update._device):

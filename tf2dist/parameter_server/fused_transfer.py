@@ -17,22 +17,60 @@ WORKER_STEP_LIMIT = 1 << 19  # of weights that a worker reads for each step
 LOCAL_STEPS_LIMIT = 1 << 20  # of all that it reads for several local steps, and writes after them
 
 
+class Fusion:
+    """What is concatenated of tensors with these devices, dtypes and shapes: one tensor for each group.
+
+    Args:
+      kinds: a device, dtype and shape for each tensor. One whose size is not known is alone.
+      fused_bytes: the largest tensor that is fused with others; copying a larger one costs more than a message.
+
+    Attributes:
+      groups: a device, and the numbers of the tensors that are one there.
+    """
+
+    def __init__(self, kinds: Sequence[tuple[str, tf.DType, tf.TensorShape]], fused_bytes: int):
+        self._shapes = [shape for _, _, shape in kinds]
+        groups: dict = {}
+        for number, (device, dtype, shape) in enumerate(kinds):
+            size = shape.num_elements()
+            alone = number if size is None or size * dtype.size > fused_bytes else None
+            groups.setdefault((device, dtype, alone), []).append(number)
+        self.groups = [(device, numbers) for (device, *_), numbers in groups.items()]
+
+    def fuse(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """A tensor for each group, on the device of the caller."""
+        return [fuse([tensors[n] for n in numbers]) for _, numbers in self.groups]
+
+    def split(self, fused: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The tensors of which `fuse` has made these, on the devices of the groups."""
+        tensors: list = [None] * len(self._shapes)
+        for (device, numbers), together in zip(self.groups, fused, strict=True):
+            with tf.device(device):
+                for n, tensor in zip(numbers, self.split_group(together, numbers), strict=True):
+                    tensors[n] = tensor
+        return tensors
+
+    def split_group(self, fused: tf.Tensor, numbers: Sequence[int]) -> list[tf.Tensor]:
+        """The tensors of one group, on the device of the caller."""
+        if len(numbers) == 1:
+            return [fused]
+        shapes = [self._shapes[n] for n in numbers]
+        parts = tf.split(fused, [s.num_elements() for s in shapes])
+        return [tf.reshape(p, s) for p, s in zip(parts, shapes, strict=True)]
+
+
 class FusedTransfer:
     """Fetches the values of variables, or sends tensors of their shapes to where they are, to be unpacked there.
 
     Args:
       variables: built Keras variables.
-      fused_bytes: the largest variable that is fused with others; copying a larger one costs more than a message.
+      fused_bytes: the largest variable that is fused with others.
     """
 
     def __init__(self, variables: Sequence[keras.Variable], fused_bytes: int):
         self._variables = list(variables)
-        groups: dict = {}
-        for number, variable in enumerate(self._variables):
-            value = variable.value
-            alone = None if nbytes(variable) <= fused_bytes else number
-            groups.setdefault((value.device, value.dtype, alone), []).append(number)
-        self._groups = [(device, numbers) for (device, *_), numbers in groups.items()]
+        values = [variable.value for variable in self._variables]
+        self._fusion = Fusion([(v.device, v.dtype, v.shape) for v in values], fused_bytes)
 
     @property
     def variables(self) -> list[keras.Variable]:
@@ -42,18 +80,17 @@ class FusedTransfer:
     def fetch(self) -> list[tf.Tensor]:
         """The variables' values, on the device of the caller."""
         values: list = [None] * len(self._variables)
-        for device, numbers in self._groups:
+        for device, numbers in self._fusion.groups:
             with tf.device(device):
-                fused = _fuse([tf.convert_to_tensor(self._variables[n].value) for n in numbers])
-            for n, value in zip(numbers, self._split(fused, numbers), strict=True):
+                fused = fuse([tf.convert_to_tensor(self._variables[n].value) for n in numbers])
+            for n, value in zip(numbers, self._fusion.split_group(fused, numbers), strict=True):
                 values[n] = value
         return values
 
     def send(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The tensors, one for each variable, on the variables' devices, where `unpack` makes them of what returns."""
         sent = []
-        for device, numbers in self._groups:
-            fused = _fuse([tensors[n] for n in numbers])
+        for (device, _), fused in zip(self._fusion.groups, self._fusion.fuse(tensors), strict=True):
             with tf.device(device):
                 sent.append(tf.identity(fused))  # also one that is alone is to be there, for those that wait for it
         return sent
@@ -63,19 +100,7 @@ class FusedTransfer:
 
         In the function of the server that uses them: what is made there it may overwrite with what it computes.
         """
-        tensors: list = [None] * len(self._variables)
-        for (device, numbers), fused in zip(self._groups, sent, strict=True):
-            with tf.device(device):
-                for n, tensor in zip(numbers, self._split(fused, numbers), strict=True):
-                    tensors[n] = tensor
-        return tensors
-
-    def _split(self, fused: tf.Tensor, numbers: Sequence[int]) -> list[tf.Tensor]:
-        if len(numbers) == 1:
-            return [fused]
-        shapes = [self._variables[n].value.shape for n in numbers]
-        parts = tf.split(fused, [s.num_elements() for s in shapes])
-        return [tf.reshape(p, s) for p, s in zip(parts, shapes, strict=True)]
+        return self._fusion.split(sent)
 
 
 def nbytes(variable: keras.Variable) -> int:
@@ -83,5 +108,6 @@ def nbytes(variable: keras.Variable) -> int:
     return variable.value.shape.num_elements() * variable.value.dtype.size
 
 
-def _fuse(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+def fuse(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Tensors of one dtype as one, flat if it is of several."""
     return tensors[0] if len(tensors) == 1 else tf.concat([tf.reshape(t, [-1]) for t in tensors], 0)

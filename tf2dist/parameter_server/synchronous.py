@@ -95,6 +95,7 @@ class SynchronousDispatcher:
         self._round = 0  # of the workers' executions; a round ends when the workers are needed for something else
         self._running: SynchronousUpdate | None = None  # what the workers are computing gradients for
         self._lost_tokens: Any = None  # `_LostTokens` of that
+        self._forgotten = 0  # interrupted calls of the round: what they have left on servers is dropped
         self._first: int | None = None  # number of the first update of the stream; not known before it is made
         self._sent_batches = 0  # of the stream, where the coordinator reads it
 
@@ -158,7 +159,7 @@ class SynchronousDispatcher:
             self._sent_batches += steps
             batches = single_batches(together, shapes, stream.element_spec)
             update.send_slices(batches, stream.element_spec)
-        if self._running is None:
+        if begins := self._running is None:
             self._pool.keep_busy(self.cancel)
             self._round += 1
             self._running, self._lost_tokens = update, _LostTokens(self._pool, update)
@@ -166,6 +167,9 @@ class SynchronousDispatcher:
                 last = tf.constant(STOP + self._round, tf.int64)
                 self._pool.schedule(update.work, (None if sent else stream.batches, stream.worker_numbers, last))
             session.current().progress.busy_workers = list  # all of them are, until they are told to stop
+        if begins or self._lost_tokens.interruptions != self._forgotten:
+            update.forget_parts()
+            self._forgotten = self._lost_tokens.interruptions
         self._first = update.number if self._first is None else self._first
         try:
             with _WorkerWatch(self._pool, update, self._needed, update.number + steps, self._lost_tokens):

@@ -1,9 +1,17 @@
-"""One synchronous update: what workers and coordinator do with queues on the first server.
+"""One synchronous update: what workers and coordinator do with queues on the server that counts updates.
 
 Each worker waits at its own queue of *tokens*: a token is the number of an update that it may compute a gradient
-for. It puts the gradient, with that number and its own, into the queue of *gradients*. The coordinator takes gradients
-from there: those for an update that was already made are late and dropped, and so is what a worker sends beyond its
+for. It puts a *contribution*, the gradient with that number and its own, into a queue. The coordinator takes those from
+there: what is for an update that was already made is late and dropped, and so is what a worker sends beyond its
 quota; as many as an update needs are summed and applied; then it hands out the tokens of the next update.
+
+No gradient leaves the server whose variable it is of. With several servers a worker leaves the *parts* of other servers
+there, under a key that it puts into the queue with the rest when all of them have arrived; so all of a contribution is
+used, or nothing of it.
+
+Each tensor, and each condition, that goes from one process to another is a message, and with small models an update is
+little else. So a worker exchanges one message of each kind for the next token and the weights, which the server sends
+when it has the contribution.
 
 Of data that only the coordinator can read it puts *slices* into a queue there, one for each token, with the number of
 the first update that they are for. A worker throws away those that are left from earlier calls, and puts back what is
@@ -13,6 +21,7 @@ for later updates than its token, which is late then: whoever has a token in tim
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,11 +36,35 @@ from tf2dist.execution.train_step_interface import GradientStep
 from tf2dist.input.dataset_adapter import slice_of
 from tf2dist.layers.sharded_embedding import ShardedEmbedding
 from tf2dist.parameter_server import worker_metric_sums
+from tf2dist.parameter_server.fused_transfer import WORKER_STEP_LIMIT, Fusion, fuse
 from tf2dist.parameter_server.update_counter import UpdateCounter
 from tf2dist.parameter_server.worker_pool import WorkerPool
+from tf2dist.parameter_server.worker_step import read_together
 
 STOP = 1 << 62  # tokens from here on mean: stop; STOP + n ends the executions of rounds up to n
+_HEADER = 4  # numbers, see `_header`
+_ROWS = 1000  # taken for a number of rows that is not known
 _names = itertools.count()
+
+
+def _of_server(method):
+    """A `tf.function` that the server calls, whose conditions and loops are no messages."""
+    return tf.function(method, autograph=False, experimental_attributes={"_noinline": True})
+
+
+def _as_words(numbers) -> tf.Tensor:
+    """Numbers i64[n] as f32[2 n], bit by bit: to be sent together with floats."""
+    return tf.reshape(tf.bitcast(numbers, tf.float32), [-1])
+
+
+def _from_words(words: tf.Tensor) -> tf.Tensor:
+    """The numbers i64[n] of which `_as_words` has made these."""
+    return tf.bitcast(tf.reshape(words, [-1, 2]), tf.int64)
+
+
+def _header(contribution) -> list[tf.Tensor]:
+    """Of a contribution: its token, the worker, the first token at which that stops, and its key, each i64[]."""
+    return tf.unstack(_from_words(contribution[0][: 2 * _HEADER]), _HEADER)
 
 
 class SynchronousUpdate:
@@ -58,7 +91,7 @@ class SynchronousUpdate:
         # Each worker sends every row of these once; a row that several of them use is to be applied once too.
         sharded = [layer for layer in layers_of(step.model) if isinstance(layer, ShardedEmbedding)]
         self._distinct = {id(shard) for layer in sharded for shard in layer.embeddings}
-        with self._strategy.scope():
+        with self._strategy.scope(), self._strategy.extended.colocate_vars_with(counter.variable):
             # Changed while updates are under way, when a worker is lost.
             self._quotas = tf.Variable(tf.ones([self._workers], tf.int32), trainable=False, name="quotas")
             # The last update that each worker has sent a gradient for.
@@ -68,14 +101,22 @@ class SynchronousUpdate:
             self._number = tf.Variable(tf.zeros([], tf.int64), trainable=False, name="synchronous_updates")
             # The first update that those slices are for which the coordinator has sent last.
             self._sliced_from = tf.Variable(tf.zeros([], tf.int64), trainable=False, name="sliced_from")
-        self._device = "/job:ps/replica:0/task:0/device:CPU:0"
+            # The first update whose contributions still have their parts on other servers.
+            self._kept_from = tf.Variable(tf.zeros([], tf.int64), trainable=False, name="kept_from")
+        self._device = counter.variable.device
         self._name = f"synchronous-{next(_names)}"
-        # What a worker sends beside the token and its number; known when `work` was traced.
+        self._parts_name = f"{self._name}-parts"
+        small, scales = read_together(self._model)
+        self._read = [*small, *scales]  # by workers with each token
+        kinds = [(v.value.device, v.value.dtype, v.value.shape) for v in self._read]
+        self._received_fusion = self._fusion_with(1, kinds)
+        # What a worker sends beside the header; known when `work` was traced.
         self._structure: Any = None
         self._sent: list[bool] = []  # of each part of it; a weight may have no gradient
         self._lookups: list[list[tf.TensorShape | None]] = []  # of the gradients of each fraction, of all examples
         self._written: list[keras.Variable] = []  # by layers
-        self._dtypes: list[tf.DType] = []
+        self._fusion = self._fusion_with(_HEADER, [])
+        self._dtypes: dict[str, list[tf.DType]] = {}  # by the device, of what `_fusion` makes for it
         self._slice_spec: Any = None  # of data that the coordinator reads: its slices, with their weights
         self._last_slice: list[tf.Tensor] = []
 
@@ -181,7 +222,7 @@ class SynchronousUpdate:
     def close(self) -> None:
         """Makes the coordinator's wait for gradients fail."""
         with tf.device(self._device):
-            queue = self._queue("gradients", self._dtypes)
+            queue = self._contributions()
             tf.raw_ops.QueueCloseV2(handle=queue, cancel_pending_enqueues=True)
 
     @tf.function(autograph=False)
@@ -196,15 +237,48 @@ class SynchronousUpdate:
         """
         worker = next(worker_numbers)
 
-        def send(sent, token):
-            self._send_gradient(self._take_slice(token) if iterator is None else next(iterator), token, worker)
-            return sent + 1, self._next_token(worker, last)
+        def send(sent, token, *weights):
+            element = self._take_slice(token) if iterator is None else next(iterator)
+            ready = self._send_contribution(element, weights, tf.stack([token, worker, last]))
+            return (sent + 1, *self._receive(ready))
 
-        start = tf.constant(0), self._next_token(worker, last)
-        return tf.while_loop(lambda sent, token: token < STOP, send, start)[0]
+        with tf.device(self._device):
+            first = self._wait_for_token(worker, last)
+        start = tf.constant(0), *self._receive(first)
+        return tf.while_loop(lambda sent, token, *_: token < STOP, send, start)[0]
+
+    def _receive(self, token) -> list[tf.Tensor]:
+        """The token, which is on the server, and the weights that are read together, as they are after it has come."""
+        received: list = [None] * (1 + len(self._read))
+        for device, numbers in self._received_fusion.groups:
+            with tf.device(device), tf.control_dependencies([token]):
+                values = [tf.convert_to_tensor(self._read[n - 1].value) if n else _as_words([token]) for n in numbers]
+                fused = fuse(values)
+            for n, value in zip(numbers, self._received_fusion.split_group(fused, numbers), strict=True):
+                received[n] = value
+        return [_from_words(received[0])[0], *received[1:]]
+
+    def _fusion_with(self, numbers: int, kinds: Sequence[tuple[str, tf.DType, tf.TensorShape]]) -> Fusion:
+        """What is sent with so many int64, which are the beginning of the first group."""
+        words = (self._device, tf.float32, tf.TensorShape([2 * numbers]))
+        return Fusion([words, *kinds], WORKER_STEP_LIMIT)
+
+    @_of_server
+    def _wait_for_token(self, worker, last):
+        return self._next_token(worker, last)
+
+    @_of_server
+    def _exchange(self, *contribution):
+        """Adds a contribution; returns the worker's next token."""
+        tf.raw_ops.QueueEnqueueV2(handle=self._contributions(), components=contribution)
+        _, worker, last, _ = _header(contribution)
+        return self._next_token(worker, last)
+
+    def _contributions(self):
+        return self._queue("contributions", self._dtypes[self._device])
 
     def _next_token(self, worker, last):
-        """Waits for a token that is not out of date, i64[]."""
+        """Waits for a token that is not out of date, i64[]. On the server."""
         queues = [self._token_queue(w) for w in range(self._workers)]
 
         def is_out_of_date(token):
@@ -221,11 +295,16 @@ class SynchronousUpdate:
 
         return tf.ensure_shape(tf.switch_case(tf.cast(worker, tf.int32), [take(q) for q in queues]), [])
 
-    def _send_gradient(self, element, token, worker) -> None:
-        """Computes a slice's gradient and metric sums, and puts them into the coordinator's queue."""
+    def _send_contribution(self, element, weights, header):
+        """Computes a slice's gradient and metric sums, and sends them; returns the worker's next token.
+
+        Args:
+          weights: that were read together.
+          header: i64[3]: token, worker, and the first token to stop at.
+        """
 
         def contribution(batch, slice_weight):
-            with OverlayScope((), self._model.trainable_variables) as scope:
+            with OverlayScope(zip(self._read, weights, strict=True), self._model.trainable_variables) as scope:
                 fractions, sums = self._step.fractions(batch, slice_weight)
             written = scope.written()
             self._written = [variable for variable, _ in written]
@@ -233,12 +312,64 @@ class SynchronousUpdate:
             self._structure = _with_wide_rows(fractions), sums, [value for _, value in written]
             flat = tf.nest.flatten(self._structure, expand_composites=True)
             self._sent = [t is not None for t in flat]
-            return [token, worker, *[t for t in flat if t is not None]]
+            sent = [t for t in flat if t is not None]
+            devices = self._devices_of_parts()
+            kinds = [(devices.get(id(t), self._device), t.dtype, t.shape) for t in sent]
+            self._fusion = self._fusion_with(_HEADER, kinds)
+            return self._fusion.fuse([_as_words(header), *sent])
 
+        key = self._key(header[1])
+        header = tf.concat([header, [key]], 0)
         tensors = self._strategy.run(contribution, args=element)
         tensors = [self._strategy.experimental_local_results(t)[0] for t in tensors]
-        self._dtypes = [t.dtype for t in tensors]
-        tf.raw_ops.QueueEnqueueV2(handle=self._queue("gradients", self._dtypes), components=tensors)
+        of_device: dict[str, list[tf.Tensor]] = {self._device: []}
+        for (device, _), tensor in zip(self._fusion.groups, tensors, strict=True):
+            of_device.setdefault(device, []).append(tensor)
+        self._dtypes = {device: [t.dtype for t in of_device[device]] for device in of_device}
+        left = [self._leave_parts(device, key, of_device[device]) for device in self._others]
+        with tf.device(self._device), tf.control_dependencies(left):
+            return self._exchange(*of_device[self._device])
+
+    def _devices_of_parts(self) -> dict[int, str]:
+        """The devices where gradients and values that layers have written are used, by their identities."""
+        fractions, _, written = self._structure
+        pairs = [pair for f in fractions for pair in zip(f.gradients, self._model.trainable_variables, strict=True)]
+        pairs += zip(written, self._written, strict=True)
+        return {
+            id(part): variable.value.device
+            for tensor, variable in pairs
+            for part in tf.nest.flatten(tensor, expand_composites=True)
+        }
+
+    @property
+    def _others(self) -> list[str]:
+        """The other servers that have parts."""
+        return [device for device in self._dtypes if device != self._device]
+
+    def _key(self, worker) -> tf.Tensor:
+        """A number that no other contribution has, i64[]: a worker makes less than one in a microsecond."""
+        microseconds = tf.cast(tf.timestamp() * 1e6, tf.int64)
+        return microseconds * self._workers + worker
+
+    def _leave_parts(self, device: str, key, tensors: Sequence[tf.Tensor]):
+        with tf.device(device):
+            numbers = tf.range(len(tensors))
+            return tf.raw_ops.MapStage(
+                key=key, indices=numbers, values=tensors, dtypes=self._dtypes[device], shared_name=self._parts_name
+            )
+
+    def _take_parts(self, device: str, key) -> list[tf.Tensor]:
+        with tf.device(device):
+            dtypes = self._dtypes[device]
+            numbers = tf.range(len(dtypes))
+            return tf.raw_ops.MapUnstage(key=key, indices=numbers, dtypes=dtypes, shared_name=self._parts_name)
+
+    def forget_parts(self) -> None:
+        """Drops what is left on other servers, as of workers that were lost. Only while no update is under way."""
+        self._kept_from.assign(self.number)
+        for device in self._others:
+            with tf.device(device):
+                tf.raw_ops.MapClear(dtypes=self._dtypes[device], shared_name=self._parts_name)
 
     @tf.function(autograph=False)
     def make_updates(self, n, first):
@@ -250,8 +381,15 @@ class SynchronousUpdate:
         Returns:
           The metric sums, and i32[]: how many gradients came too late and were dropped.
         """
-        with tf.device(self._device):  # where the gradients are, so that the coordinator does not get them
-            queue = self._queue("gradients", self._dtypes)
+        made = tf.function(self._make_updates, autograph=False).get_concrete_function(n, first)
+        if any(t.device != self._device for t in made.captured_inputs if t.dtype == tf.resource):
+            return made(n, first)  # a function that a server calls cannot use what others have
+        with tf.device(self._device):
+            return _of_server(made)(n, first)
+
+    def _make_updates(self, n, first) -> list[tf.Tensor]:
+        with tf.device(self._device):
+            queue = self._contributions()
 
             def make_update(_, state):
                 sums, dropped, update = state
@@ -261,7 +399,7 @@ class SynchronousUpdate:
                     contribution, late = self._take_contribution(queue, update, first, counts)
                     taken.append(contribution)
                     dropped += late
-                    place = [[tf.ensure_shape(contribution[1], [])]]
+                    place = [[_header(contribution)[1]]]
                     counts = tf.tensor_scatter_nd_add(counts, place, [1])
                     self._received.assign(tf.tensor_scatter_nd_update(self._received, place, [update]))
                 more = self._apply(taken)
@@ -281,25 +419,35 @@ class SynchronousUpdate:
         Args:
           counts: i32[workers], how many were taken from each worker.
         """
+        dtypes = self._dtypes[self._device]
 
         def take():
-            return tf.raw_ops.QueueDequeueV2(handle=queue, component_types=self._dtypes)
+            return tf.raw_ops.QueueDequeueV2(handle=queue, component_types=dtypes)
 
-        def drop(tensors, late):
-            return take(), late + tf.cast(tf.ensure_shape(tensors[0], []) >= first, tf.int32)
+        def drop(contribution, late):
+            token, _, _, key = _header(contribution)
+            if self._others:
+                tf.cond(token >= self._kept_from, lambda: self._drop_parts(key), lambda: tf.constant(0))
+            return take(), late + tf.cast(token >= first, tf.int32)
 
-        def is_unwanted(tensors, late):
-            worker = tf.ensure_shape(tensors[1], [])
-            return (tensors[0] < update) | (tf.gather(counts, worker) >= tf.gather(self._quotas, worker))
+        def is_unwanted(contribution, late):
+            token, worker, _, _ = _header(contribution)
+            return (token < update) | (tf.gather(counts, worker) >= tf.gather(self._quotas, worker))
 
         return tf.while_loop(is_unwanted, drop, (take(), tf.constant(0)))
+
+    def _drop_parts(self, key):
+        for device in self._others:
+            self._take_parts(device, key)
+        return tf.constant(0)
 
     @tf.function(autograph=False)
     def _apply(self, contributions) -> list[tf.Tensor]:
         """Applies the gradients of the slices' loss; returns the sum of their metric sums."""
         variables = self._model.trainable_variables
         # No part of the update may begin while a worker still reads what it changes.
-        with tf.device(self._device), tf.control_dependencies([t for c in contributions for t in c]):
+        complete = tf.group(*[with_header for with_header, *_ in contributions])
+        with _where_most_comes_from(self._device), tf.control_dependencies([complete]):
             fractions, sums, written = zip(*map(self._unpack, contributions), strict=True)
             weights = [first.denominator for first, *_ in fractions]
             for variable, *values in zip(self._written, *written, strict=True):
@@ -316,8 +464,12 @@ class SynchronousUpdate:
 
     def _unpack(self, contribution):
         """Fractions, metric sums and written values of a contribution; a queue has forgotten their shapes."""
-        sent = iter(contribution[2:])
-        flat = [next(sent) if is_sent else None for is_sent in self._sent]
+        key = _header(contribution)[3]
+        of_device = {device: iter(self._take_parts(device, key)) for device in self._others}
+        of_device[self._device] = iter(contribution)
+        _, *parts = self._fusion.split([next(of_device[device]) for device, _ in self._fusion.groups])
+        each = iter(parts)
+        flat = [next(each) if is_sent else None for is_sent in self._sent]
         fractions, sums, written = tf.nest.pack_sequence_as(self._structure, flat, expand_composites=True)
         variables = self._model.trainable_variables
         fractions = [
@@ -331,6 +483,34 @@ class SynchronousUpdate:
         zeros = self._step.zero_sums()
         sums = [_shaped(t, z.shape) for t, z in zip(sums, zeros, strict=True)]
         return fractions, sums, [_shaped(t, v.shape) for t, v in zip(written, self._written, strict=True)]
+
+
+def _where_most_comes_from(default: str):
+    """A context in which each operation of a graph is on the device of its largest input; `default` if it has none.
+
+    So what is computed of a gradient stays where it is, also in conditions and loops.
+    """
+
+    def choose(operation) -> str:
+        if operation.device:  # what was said inside counts
+            said = tf.DeviceSpec.from_string(operation.device)
+            return tf.DeviceSpec.from_string(default).make_merged_spec(said).to_string()
+        known = [(_size(tensor), device) for tensor in operation.inputs if (device := _device_of(tensor))]
+        return max(known, default=(0, default), key=lambda pair: pair[0])[1]
+
+    return tf.compat.v1.get_default_graph().device(choose)
+
+
+def _size(tensor) -> int:
+    sizes = tensor.shape.as_list() if tensor.shape.rank is not None else [None]
+    return math.prod(_ROWS if size is None else size for size in sizes)
+
+
+def _device_of(tensor) -> str:
+    """The device of a tensor, or of what it stands for in the graph of a condition, a loop or a function."""
+    if tensor.device or not hasattr(tensor.graph, "captures"):
+        return tensor.device
+    return next((_device_of(outer) for outer, inner in tensor.graph.captures if inner is tensor), "")
 
 
 def _with_wide_rows(fractions: Sequence[Fraction]) -> list[Fraction]:

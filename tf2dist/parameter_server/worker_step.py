@@ -36,11 +36,7 @@ class WorkerStep:
         variables = [*self._model.variables, *self._model.optimizer.variables]
         self.on_one_server = {v.value.device for v in variables} <= {counter.variable.device}
         weights = self._model.trainable_variables
-        # Of a table that is looked up, a few rows are read and written where it is.
-        tables = {id(v) for layer in _lookup_layers(self._model) for v in layer.trainable_variables}
-        self._small = [v for v in weights if id(v) not in tables and nbytes(v) <= WORKER_STEP_LIMIT]
-        scaling = isinstance(self._model.optimizer, keras.optimizers.LossScaleOptimizer)
-        self._scales = [self._model.optimizer.dynamic_scale] if scaling else []
+        self._small, self._scales = read_together(self._model)
         self._transfer = FusedTransfer([*self._small, *self._scales], WORKER_STEP_LIMIT)
         self._first_server = weights[0].value.device if weights else None
 
@@ -107,6 +103,15 @@ class WorkerStep:
             return whole, unpacked[len(places) :]
 
         return [*(t for n, g in enumerate(alone) if n not in places for t in _parts(g)), *together], received
+
+
+def read_together(model: keras.Model) -> tuple[list[keras.Variable], list[keras.Variable]]:
+    """The weights, and the scale of the loss, if it has one, that a worker reads in few messages."""
+    # Of a table that is looked up, a few rows are read and written where it is.
+    tables = {id(v) for layer in _lookup_layers(model) for v in layer.trainable_variables}
+    small = [v for v in model.trainable_variables if id(v) not in tables and nbytes(v) <= WORKER_STEP_LIMIT]
+    scaling = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+    return small, [model.optimizer.dynamic_scale] if scaling else []
 
 
 def _lookup_layers(model: keras.Model) -> list[keras.Layer]:
