@@ -103,7 +103,7 @@ class SynchronousUpdate:
             self._sliced_from = tf.Variable(tf.zeros([], tf.int64), trainable=False, name="sliced_from")
             # The first update whose contributions still have their parts on other servers.
             self._kept_from = tf.Variable(tf.zeros([], tf.int64), trainable=False, name="kept_from")
-        self._device = counter.variable.device
+        self._device = str(counter.variable.device)
         self._name = f"synchronous-{next(_names)}"
         self._parts_name = f"{self._name}-parts"
         small, scales = read_together(self._model)
@@ -494,7 +494,7 @@ def _where_most_comes_from(default: str):
     def choose(operation) -> str:
         if operation.device:  # what was said inside counts
             said = tf.DeviceSpec.from_string(operation.device)
-            return tf.DeviceSpec.from_string(default).make_merged_spec(said).to_string()
+            return tf.DeviceSpec.from_string(default).make_merged_spec(said).to_string() or default
         known = [(_size(tensor), device) for tensor in operation.inputs if (device := _device_of(tensor))]
         return max(known, default=(0, default), key=lambda pair: pair[0])[1]
 
