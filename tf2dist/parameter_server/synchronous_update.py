@@ -448,7 +448,10 @@ class SynchronousUpdate:
         # No part of the update may begin while a worker still reads what it changes.
         complete = tf.group(*[with_header for with_header, *_ in contributions])
         with _where_most_comes_from(self._device), tf.control_dependencies([complete]):
-            fractions, sums, written = zip(*map(self._unpack, contributions), strict=True)
+            arrived = [*map(self._arrived, contributions)]
+            if self._adds_up:  # what is added first, as it has come, is taken apart once
+                arrived = [[tf.add_n(each) for each in zip(*arrived, strict=True)]]
+            fractions, sums, written = zip(*map(self._unpack, arrived), strict=True)
             weights = [first.denominator for first, *_ in fractions]
             for variable, *values in zip(self._written, *written, strict=True):
                 variable.assign(_mean(values, weights, variable.value))
@@ -462,12 +465,24 @@ class SynchronousUpdate:
             self._model.optimizer.apply(gradients, variables)
         return sums
 
-    def _unpack(self, contribution):
-        """Fractions, metric sums and written values of a contribution; a queue has forgotten their shapes."""
+    @property
+    def _adds_up(self) -> bool:
+        """Are contributions only added to each other?"""
+        fractions, _, written = self._structure
+        sparse = any(isinstance(g, tf.IndexedSlices) for f in fractions for g in f.gradients)
+        replaced = any(v.overwrite_with_gradient for v in self._model.trainable_variables)
+        return not (sparse or replaced or written or self._step.merges)
+
+    def _arrived(self, contribution) -> list[tf.Tensor]:
+        """What has arrived of a contribution, a tensor for each group of `_fusion`."""
         key = _header(contribution)[3]
         of_device = {device: iter(self._take_parts(device, key)) for device in self._others}
         of_device[self._device] = iter(contribution)
-        _, *parts = self._fusion.split([next(of_device[device]) for device, _ in self._fusion.groups])
+        return [next(of_device[device]) for device, _ in self._fusion.groups]
+
+    def _unpack(self, arrived):
+        """Fractions, metric sums and written values of a contribution; a queue has forgotten their shapes."""
+        _, *parts = self._fusion.split(arrived)
         each = iter(parts)
         flat = [next(each) if is_sent else None for is_sent in self._sent]
         fractions, sums, written = tf.nest.pack_sequence_as(self._structure, flat, expand_composites=True)
