@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 import tf2dist
 from tests.models import classifier, data, embedder, sentences
@@ -40,6 +41,33 @@ class CountsSteps(layers.Layer):
             self.steps.assign_add(1)
             self.halves.assign_add(0.5)
         return inputs
+
+
+class OwnFunction(layers.Layer):
+    """Computes in a function that is traced once, whatever a step makes of the weights."""
+
+    def build(self, input_shape):
+        self.kernel = self.add_weight(name="kernel", shape=(input_shape[-1],) * 2, initializer=_nearly(0.9))
+        self.scale = self.add_weight(name="scale", shape=(input_shape[-1],), initializer="ones")
+
+    @tf.function
+    def call(self, inputs):
+        return self.scale * tf.tanh(tf.matmul(inputs, self.kernel))
+
+
+class ComputedAgain(layers.Layer):
+    """Keeps nothing for the backward pass; one weight is of no use."""
+
+    def build(self, input_shape):
+        self.kernel = self.add_weight(name="kernel", shape=(input_shape[-1],) * 2, initializer=_nearly(0.8))
+        self.unused = self.add_weight(name="unused", shape=(2,), initializer="ones")
+
+    def call(self, inputs):
+        return tf.recompute_grad(lambda x: tf.tanh(tf.matmul(x, self.kernel)))(inputs)
+
+
+def _nearly(gain):
+    return keras.initializers.Identity(gain)
 
 
 def dense(optimizer, *extra):
@@ -136,6 +164,8 @@ CASES |= {
 CASES |= {
     "dense, adamw": Case(dense(OPTIMIZERS["adamw"]), options=(SYNC, ASYNC)),
     "dense, average overwrites": Case(dense(OPTIMIZERS["average overwrites"])),
+    "own function": Case(dense(OPTIMIZERS["adamw"], OwnFunction)),
+    "computed again": Case(dense(OPTIMIZERS["adamw"], ComputedAgain)),
     "dense, multi": Case(dense(multi), options=(ASYNC, LOCAL)),
     "dense, scaled, average overwrites": Case(dense(OPTIMIZERS["scaled, average overwrites"])),
     "dense, accumulation": Case(dense(_with("adam", gradient_accumulation_steps=2)), options=(SYNC, ASYNC)),

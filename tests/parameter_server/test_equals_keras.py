@@ -2,6 +2,7 @@
 
 import functools
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -34,7 +35,9 @@ def results(tmp_path_factory):
     return functools.partial(trained, tmp_path_factory.mktemp("equal_to_keras"))
 
 
+REFUSED = [("async", "own function", 3), ("async", "computed again", 3)]
 ALL = [(update, name, steps) for name, case in cases.CASES.items() for update, steps in case.options]
+ALL = [one for one in ALL if one not in REFUSED]
 
 
 @pytest.mark.parametrize(
@@ -49,6 +52,14 @@ def test_equals_keras(tf, results, update, name, local_steps):
     assert set(found[1]) == set(history)
     for key, values in history.items():
         np.testing.assert_allclose(found[1][key], values, rtol=5e-4, err_msg=key)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("update", "name", "local_steps"), REFUSED)
+def test_a_worker_has_no_copies_of_weights_that_functions_see_as_variables(results, update, name, local_steps):
+    found = results(update, False)[name, local_steps]
+    layer = name.replace(" ", "_")
+    assert re.search(rf"UsageError: local_steps: \S*{layer}\S*/kernel is used in a function of the model's own", found)
 
 
 @pytest.mark.slow

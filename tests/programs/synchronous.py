@@ -146,27 +146,45 @@ fit("sent", model, iter(batches), steps_per_epoch=6)
 update, of_one_kind = made[-1], len(made)
 wrong = [update._last_slice[0], *[tf.fill(tf.shape(t), tf.cast(2, t.dtype)) for t in update._last_slice[1:]]]
 update._put_slices([wrong] * 3)
-# And what a worker that was lost has left on a server; of one that is only late the rest comes when that is dropped.
-KEYS = 17, 18
-(other,) = update._others
-parts = [tf.zeros([], dtype) for dtype in update._dtypes[other]]
-for key in KEYS:
-    update._leave_parts(other, tf.constant(key, tf.int64), parts)
-late = [tf.zeros([], dtype) for dtype in update._dtypes[update._device]]
-late[0] = synchronous_update._as_words(tf.constant([update.number - 1, 0, 0, KEYS[0]], tf.int64))
-update.forget_parts()
-with tf.device(update._device):
-    tf.raw_ops.QueueEnqueueV2(handle=update._contributions(), components=late)
 fit("sent", model, iter(batches), steps_per_epoch=6)
 assert len(made) == of_one_kind
-with tf.device(other):
-    left = tf.raw_ops.MapSize(dtypes=update._dtypes[other], shared_name=update._parts_name)
-results["parts left"] = int(left)
-update._sliced_from.assign(10)
-update._put_slices([[tf.constant(number, tf.int64), *wrong[1:]] for number in (9, 10)])
+update._last_sent.assign(10)
+update._put_slices([[tf.constant(about, tf.int64), *wrong[1:]] for about in ([9, 10], [10, 10])])
 with tf.device(update._device):
     for token in (9, 10):
         update._take_slice(tf.constant(token, tf.int64))
         left = int(tf.raw_ops.QueueSizeV2(handle=update._slice_queue()))
         results[f"slices left by token {token}"] = left
+
+# The parts of contributions on another server: of one that is late, and of a worker that was lost.
+(other,) = update._others
+
+
+def parts_left():
+    with tf.device(other):
+        return int(tf.raw_ops.MapSize(dtypes=update._dtypes[other], shared_name=update._parts_name))
+
+
+def contribute(token, key, whole=True):
+    update._leave_parts(other, tf.constant(key, tf.int64), [tf.zeros([], dtype) for dtype in update._dtypes[other]])
+    rest = [tf.zeros([], dtype) for dtype in update._dtypes[update._device]]
+    rest[0] = synchronous_update._as_words(tf.constant([token, 0, 0, key], tf.int64))
+    if whole:
+        tf.raw_ops.QueueEnqueueV2(handle=update._contributions(), components=rest)
+
+
+results["parts left"] = {"after training": parts_left()}
+with tf.device(update._device):
+    update._kept_from.assign(0)
+    contribute(token=4, key=17)
+    contribute(token=5, key=18)
+    taken, late = update._take_contribution(
+        update._contributions(), tf.constant(5, tf.int64), tf.constant(0, tf.int64), tf.zeros([2], tf.int32)
+    )
+    results["late"] = int(late)
+    results["parts left"]["by the late one"] = parts_left()
+    contribute(token=5, key=19, whole=False)
+    update.forget_parts()
+    results["parts left"]["when they were forgotten"] = parts_left()
+    contribute(token=update.number - 1, key=20, whole=False)  # nobody waits for its parts
 out.write_text(json.dumps(results))

@@ -104,7 +104,9 @@ class DatasetAdapter(ReadByTensorFlow):
             with in_own_executor():
                 yield from batches
 
-        return BatchReader(in_a_thread, "the Dataset", first, progress=self._progress, seconds=_BATCH_SECONDS)
+        return BatchReader(
+            in_a_thread, "the Dataset", first, progress=self._progress, seconds=_BATCH_SECONDS, reads_again=first > 0
+        )
 
     def read(self, batches: tf.data.Dataset, first: int = 0) -> Iterator[Any]:
         """See `DataAdapter`."""

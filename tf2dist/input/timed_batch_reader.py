@@ -35,6 +35,7 @@ class BatchReader:
       first: number of the first batch, in messages.
       put_back: gets the batches that were read and that nobody has taken.
       progress: is told when batches are passed over, and when one does not come.
+      reads_again: does the first batch come when those before it were read again, however long that takes?
       seconds: that a batch may take, unless `TF2DIST_BATCH_TIMEOUT` says otherwise.
 
     Attributes:
@@ -49,9 +50,11 @@ class BatchReader:
         put_back: Callable[[list[Any]], None] | None = None,
         progress: InputProgress | None = None,
         seconds: float = BATCH_SECONDS,
+        *,
+        reads_again: bool = False,
     ) -> None:
         self.failure: BaseException | None = None
-        self._progress = progress or Unwatched()
+        self._progress, self._reads_again = progress or Unwatched(), reads_again
         self._open, self._what, self._first, self._put_back = open_batches, what, first, put_back
         try:
             self._limit = environment_variables.seconds(environment_variables.BATCH_TIMEOUT, os.environ, seconds)
@@ -135,7 +138,7 @@ class BatchReader:
 
     def _check_time(self, waited: float) -> None:
         number = self._first + self._taken
-        if waited >= self._limit:
+        if waited >= self._limit and not (self._reads_again and not self._taken):
             raise TrainingError(
                 f"batch {number} of {self._what} has not come in {self._limit:.0f} s; more time is given by "
                 f"{environment_variables.BATCH_TIMEOUT}"

@@ -29,6 +29,7 @@ class SentBatches:
     def __init__(self, batches: Iterator[Any], element_spec: Any, first: int):
         self.element_spec = element_spec
         self._unread, self._next = batches, first
+        self._failure: Exception | None = None
         self._kept: dict[int, tuple[list[tf.Tensor], int]] = {}  # with their bytes
 
     @property
@@ -69,11 +70,20 @@ class SentBatches:
         """The tensors of a batch, and how many bytes they have; None where the stream has ended."""
         if number not in self._kept:
             assert number == self._next, f"batch {number} is not kept, and {self._next} is the next one"
-            for batch in itertools.islice(self._unread, 1):
+            if self._failure is not None:
+                raise self._failure  # not that the data has ended
+            for batch in self._one_more():
                 tensors = tf.nest.flatten(batch, expand_composites=True)
                 self._kept[number] = tensors, sum(map(nbytes, tensors))
                 self._next += 1
         return self._kept.get(number)
+
+    def _one_more(self) -> Iterator[Any]:
+        try:
+            yield from itertools.islice(self._unread, 1)
+        except Exception as failure:
+            self._failure = failure
+            raise
 
     def forget(self, used: range) -> None:
         """Drops batches that were used."""

@@ -10,12 +10,14 @@ import tensorflow as tf
 from tf2dist.compat.optimizers import learning_rate_variables, wrapped_counters
 from tf2dist.compat.stateless_optimizer import on_tensors
 from tf2dist.compat.stateless_scope import OverlayScope
+from tf2dist.errors import UsageError
 from tf2dist.execution.train_step_interface import GradientStep
 from tf2dist.parameter_server import worker_metric_sums
 from tf2dist.parameter_server.fencing_tokens import HeldToken
 from tf2dist.parameter_server.fused_transfer import LOCAL_STEPS_LIMIT, FusedTransfer
 from tf2dist.parameter_server.update_counter import UpdateCounter
 from tf2dist.parameter_server.worker_batches import WorkerBatches
+from tf2dist.parameter_server.worker_step import weights_of_functions
 
 
 class LocalSgd:
@@ -33,6 +35,8 @@ class LocalSgd:
 
     def __init__(self, step: GradientStep, counter: UpdateCounter):
         model, self._step, self._counter = step.model, step, counter
+        for weight in weights_of_functions(model)[:1]:
+            raise _no_copy_of(weight)
         self._weights = model.trainable_variables
         rates = learning_rate_variables(model.optimizer)  # callbacks set them; a worker only reads them
         counters = wrapped_counters(model.optimizer)
@@ -81,6 +85,7 @@ class LocalSgd:
         optimizer = self._step.model.optimizer
         with OverlayScope(zip(self._fetched.variables, values, strict=True), ()) as scope:
             gradients, sums = self._step.gradients(batch, None)
+        self._check_gradients(gradients, batch)
         known = {id(v) for v in self._fetched.variables}
         if unknown := [v.path for v, _ in scope.written() if id(v) not in known]:
             raise ValueError(
@@ -91,3 +96,25 @@ class LocalSgd:
         with keras.StatelessScope(trained) as updated, on_tensors(optimizer):
             optimizer.apply(gradients, self._weights)
         return [updated.get_current_value(v) for v in self._written.variables], sums
+
+    def _check_gradients(self, gradients, batch) -> None:
+        """Raises UsageError where a weight has a gradient as a variable, and none as a tensor."""
+        if all(g is not None for g in gradients):
+            return
+        of_variables: list[Any] = []
+
+        def trace() -> tf.Tensor:
+            of_variables.extend(self._step.gradients(batch, None)[0])
+            return tf.zeros([])
+
+        tf.function(trace, autograph=False).get_concrete_function()
+        for weight, gradient, expected in zip(self._weights, gradients, of_variables, strict=True):
+            if gradient is None and expected is not None:
+                raise _no_copy_of(weight)
+
+
+def _no_copy_of(weight: keras.Variable) -> UsageError:
+    return UsageError(
+        f"local_steps: {weight.path} is used in a function of the model's own (a tf.function, or tf.recompute_grad) "
+        "that would read the servers' weights and not the worker's copy; leave local_steps out, or write it without"
+    )

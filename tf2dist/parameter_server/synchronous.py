@@ -198,6 +198,8 @@ class SynchronousDispatcher:
             # end each of them.
             counts = [self._pool.count + self._lost_tokens.interruptions] * self._pool.count
             self._running.hand_out_tokens(counts, STOP + self._round)
+            if self._lost_tokens.interruptions:
+                self._running.release_slices(sum(counts))
         self._running = self._result = None
 
     def evaluate(

@@ -14,8 +14,8 @@ little else. So a worker exchanges one message of each kind for the next token a
 when it has the contribution.
 
 Of data that only the coordinator can read it puts *slices* into a queue there, one for each token, with the number of
-the first update that they are for. A worker throws away those that are left from earlier calls, and puts back what is
-for later updates than its token, which is late then: whoever has a token in time finds a slice.
+its call and that of the first update that they are for. A worker throws away those that are left from earlier calls,
+and puts back what is for later updates than its token, which is late then: whoever has a token in time finds a slice.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from tf2dist.layers.sharded_embedding import ShardedEmbedding
 from tf2dist.parameter_server import worker_metric_sums
 from tf2dist.parameter_server.fused_transfer import WORKER_STEP_LIMIT, Fusion, fuse
 from tf2dist.parameter_server.update_counter import UpdateCounter
-from tf2dist.parameter_server.worker_pool import WorkerPool
-from tf2dist.parameter_server.worker_step import read_together
+from tf2dist.parameter_server.worker_pool import TraceAgain, WorkerPool
+from tf2dist.parameter_server.worker_step import read_together, without_gradient
 
 STOP = 1 << 62  # tokens from here on mean: stop; STOP + n ends the executions of rounds up to n
 _HEADER = 4  # numbers, see `_header`
@@ -99,17 +99,15 @@ class SynchronousUpdate:
             # Of the next update. It never goes back, as the count of updates does when `fit` is called again: what
             # is late from an earlier call is older than all that is asked for now.
             self._number = tf.Variable(tf.zeros([], tf.int64), trainable=False, name="synchronous_updates")
-            # The first update that those slices are for which the coordinator has sent last.
-            self._sliced_from = tf.Variable(tf.zeros([], tf.int64), trainable=False, name="sliced_from")
+            # Number of the call in which the coordinator has sent slices last.
+            self._last_sent = tf.Variable(tf.zeros([], tf.int64), trainable=False, name="slices_last_sent")
             # The first update whose contributions still have their parts on other servers.
             self._kept_from = tf.Variable(tf.zeros([], tf.int64), trainable=False, name="kept_from")
         self._device = str(counter.variable.device)
         self._name = f"synchronous-{next(_names)}"
         self._parts_name = f"{self._name}-parts"
         small, scales = read_together(self._model)
-        self._read = [*small, *scales]  # by workers with each token
-        kinds = [(v.value.device, v.value.dtype, v.value.shape) for v in self._read]
-        self._received_fusion = self._fusion_with(1, kinds)
+        self._read_together([*small, *scales])
         # What a worker sends beside the header; known when `work` was traced.
         self._structure: Any = None
         self._sent: list[bool] = []  # of each part of it; a weight may have no gradient
@@ -118,7 +116,14 @@ class SynchronousUpdate:
         self._fusion = self._fusion_with(_HEADER, [])
         self._dtypes: dict[str, list[tf.DType]] = {}  # by the device, of what `_fusion` makes for it
         self._slice_spec: Any = None  # of data that the coordinator reads: its slices, with their weights
+        self._calls = 0  # in which slices were sent
         self._last_slice: list[tf.Tensor] = []
+
+    def _read_together(self, variables: Sequence[keras.Variable]) -> None:
+        """Sets what workers get with each token."""
+        self._read = [*variables]
+        kinds = [(v.value.device, v.value.dtype, v.value.shape) for v in variables]
+        self._received_fusion = self._fusion_with(1, kinds)
 
     @property
     def number(self) -> int:
@@ -171,13 +176,19 @@ class SynchronousUpdate:
           spec: of all batches of the stream; these may all have a size that others have not.
         """
         self._slice_spec = spec, tf.TensorSpec([])
-        first, slices = tf.constant(self.number, tf.int64), []
+        self._calls += 1
+        about, slices = tf.constant([self._calls, self.number], tf.int64), []
         for batch in batches:
             cut = [slice_of(batch, rank, self._needed) for rank in range(self._needed)]
-            slices += [[first, *tf.nest.flatten(one, expand_composites=True)] for one in cut]
-        self._sliced_from.assign(first)
+            slices += [[about, *tf.nest.flatten(one, expand_composites=True)] for one in cut]
+        self._last_sent.assign(self._calls)
         self._last_slice = slices[-1]
         self._put_slices(slices)
+
+    def release_slices(self, count: int) -> None:
+        """Sends slices for so many workers that wait for one with a token that is late, and would wait for ever."""
+        if self._last_slice:
+            self._put_slices([self._last_slice] * count)
 
     def _slice_dtypes(self) -> list[tf.DType]:
         return [tf.int64, *[s.dtype for s in tf.nest.flatten(self._slice_spec, expand_composites=True)]]
@@ -192,7 +203,16 @@ class SynchronousUpdate:
                 tf.raw_ops.QueueEnqueueV2(handle=queue, components=components)
 
     def _take_slice(self, token):
-        """A slice that the coordinator has sent, and its weight, for the update `token` i64[]; in a graph on a worker.
+        """A slice that the coordinator has sent, and its weight, for the update `token` i64[]; in a worker's graph."""
+        specs = tf.nest.flatten(self._slice_spec, expand_composites=True)
+        with tf.device(self._device):
+            taken = self._slice_for(token)
+        shaped = [tf.ensure_shape(t, s.shape) for t, s in zip(taken, specs, strict=True)]
+        return tf.nest.pack_sequence_as(self._slice_spec, shaped, expand_composites=True)
+
+    @_of_server
+    def _slice_for(self, token):
+        """The tensors of a slice.
 
         A token that is late may find one that is for later updates. It is left to others, and nobody takes its
         gradient for that token.
@@ -200,24 +220,21 @@ class SynchronousUpdate:
         queue, dtypes = self._slice_queue(), self._slice_dtypes()
 
         def take(*_):
-            first, *tensors = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=dtypes)
-            return [tf.ensure_shape(first, []), *tensors]
+            about, *tensors = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=dtypes)
+            return [tf.ensure_shape(about, [2]), *tensors]
 
-        def is_left_over(first, *_):
-            with tf.control_dependencies([first]):
-                return first < self._sliced_from.read_value()
+        def is_left_over(about, *_):
+            with tf.control_dependencies([about]):
+                return about[0] < self._last_sent.read_value()
 
-        first, *taken = tf.while_loop(is_left_over, take, take())
+        about, *taken = tf.while_loop(is_left_over, take, take())
 
         def put_back():
-            tf.raw_ops.QueueEnqueueV2(handle=queue, components=[first, *taken])
-            return first
+            tf.raw_ops.QueueEnqueueV2(handle=queue, components=[about, *taken])
+            return about
 
-        returned = tf.cond(first > token, put_back, lambda: first)
-        specs = tf.nest.flatten(self._slice_spec, expand_composites=True)
-        with tf.control_dependencies([returned]):
-            shaped = [tf.ensure_shape(t, s.shape) for t, s in zip(taken, specs, strict=True)]
-        return tf.nest.pack_sequence_as(self._slice_spec, shaped, expand_composites=True)
+        tf.cond(about[1] > token, put_back, lambda: about)
+        return taken
 
     def close(self) -> None:
         """Makes the coordinator's wait for gradients fail."""
@@ -306,6 +323,10 @@ class SynchronousUpdate:
         def contribution(batch, slice_weight):
             with OverlayScope(zip(self._read, weights, strict=True), self._model.trainable_variables) as scope:
                 fractions, sums = self._step.fractions(batch, slice_weight)
+            trainable = self._model.trainable_variables
+            if hidden := without_gradient(self._read, trainable, [f.gradients for f in fractions]):
+                self._read_together([v for v in self._read if id(v) not in hidden])
+                raise TraceAgain
             written = scope.written()
             self._written = [variable for variable, _ in written]
             self._lookups = [[_lookup_for_all(g) for g in f.gradients] for f in fractions]
@@ -366,6 +387,8 @@ class SynchronousUpdate:
 
     def forget_parts(self) -> None:
         """Drops what is left on other servers, as of workers that were lost. Only while no update is under way."""
+        if not self._others:
+            return
         self._kept_from.assign(self.number)
         for device in self._others:
             with tf.device(device):
@@ -507,6 +530,8 @@ def _where_most_comes_from(default: str):
     """
 
     def choose(operation) -> str:
+        if operation.type == "Placeholder":  # it stands for something of another graph
+            return ""
         if operation.device:  # what was said inside counts
             said = tf.DeviceSpec.from_string(operation.device)
             return tf.DeviceSpec.from_string(default).make_merged_spec(said).to_string() or default

@@ -36,6 +36,10 @@ _SENT_BYTES = 16 << 20  # on their way to all workers together; about six copies
 _LEAST_PIECE_BYTES = 1 << 20
 
 
+class TraceAgain(Exception):
+    """Raised while a scheduled function is traced: what it reads is another now, and it is to be traced once more."""
+
+
 class WorkerPool:
     """The workers that a parameter server strategy leads, through TensorFlow's `ClusterCoordinator`.
 
@@ -58,7 +62,10 @@ class WorkerPool:
         self._free_workers()
         busy = weakref.WeakMethod(self._busy_workers)  # the session must not keep the workers' data
         session.current().progress.busy_workers = lambda: method() if (method := busy()) else []
-        remote = self._coordinator.schedule(function, args=args)
+        remote = None
+        while remote is None:  # it reads less each time
+            with contextlib.suppress(TraceAgain):
+                remote = self._coordinator.schedule(function, args=args)
         announce_end(remote, self._tell)
         return remote
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import keras
 import tensorflow as tf
@@ -18,6 +18,9 @@ from tf2dist.parameter_server.fencing_tokens import HeldToken
 from tf2dist.parameter_server.fused_transfer import WORKER_STEP_LIMIT, FusedTransfer, nbytes
 from tf2dist.parameter_server.update_counter import UpdateCounter
 from tf2dist.parameter_server.variable_mutex import mutex_of_update, one_update_at_a_time
+from tf2dist.parameter_server.worker_pool import TraceAgain
+
+_OF_KERAS = ("train_function", "test_function", "predict_function")  # attributes of a model
 
 
 class WorkerStep:
@@ -36,9 +39,13 @@ class WorkerStep:
         variables = [*self._model.variables, *self._model.optimizer.variables]
         self.on_one_server = {v.value.device for v in variables} <= {counter.variable.device}
         weights = self._model.trainable_variables
-        self._small, self._scales = read_together(self._model)
-        self._transfer = FusedTransfer([*self._small, *self._scales], WORKER_STEP_LIMIT)
+        small, self._scales = read_together(self._model)
+        self._read_together(small)
         self._first_server = weights[0].value.device if weights else None
+
+    def _read_together(self, small: list[keras.Variable]) -> None:
+        self._small = small
+        self._transfer = FusedTransfer([*small, *self._scales], WORKER_STEP_LIMIT)
 
     def update(self, batch, token: HeldToken) -> list[tf.Tensor]:
         """Makes one update on `batch`, if the server finds the token valid; returns its metric sums.
@@ -49,6 +56,9 @@ class WorkerStep:
         fetched = self._transfer.fetch()
         with OverlayScope(zip(self._transfer.variables, fetched, strict=True), weights) as scope:
             gradients, sums = self._step.gradients(batch, None)
+        if hidden := without_gradient(self._small, weights, [gradients]):
+            self._read_together([v for v in self._small if id(v) not in hidden])
+            raise TraceAgain
         sent, received = self._send(gradients, fetched[len(self._small) :])
         trained = {id(v) for v in weights}
         changed = [(v, value) for v, value in scope.written() if id(v) not in trained]
@@ -108,10 +118,32 @@ class WorkerStep:
 def read_together(model: keras.Model) -> tuple[list[keras.Variable], list[keras.Variable]]:
     """The weights, and the scale of the loss, if it has one, that a worker reads in few messages."""
     # Of a table that is looked up, a few rows are read and written where it is.
-    tables = {id(v) for layer in _lookup_layers(model) for v in layer.trainable_variables}
-    small = [v for v in model.trainable_variables if id(v) not in tables and nbytes(v) <= WORKER_STEP_LIMIT]
+    alone = {id(v) for layer in _lookup_layers(model) for v in layer.trainable_variables}
+    alone |= {id(v) for v in weights_of_functions(model)}
+    small = [v for v in model.trainable_variables if id(v) not in alone and nbytes(v) <= WORKER_STEP_LIMIT]
     scaling = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
     return small, [model.optimizer.dynamic_scale] if scaling else []
+
+
+def weights_of_functions(model: keras.Model) -> list[keras.Variable]:
+    """The weights of layers that have a `tf.function`, as their `call`: it keeps for good what they were in a trace."""
+    found = []
+    for layer in layers_of(model):
+        own = [vars(c) for c in type(layer).__mro__ if not c.__module__.startswith(("keras.", "builtins"))]
+        instance = {name: value for name, value in vars(layer).items() if name not in _OF_KERAS}
+        if any(isinstance(v, tf.types.experimental.PolymorphicFunction) for d in (*own, instance) for v in d.values()):
+            found += layer.trainable_variables
+    return found
+
+
+def without_gradient(read: Sequence[keras.Variable], weights: Sequence[keras.Variable], gradients) -> set[int]:
+    """The identities of the weights among `read` that have none of these gradients, each a list of all weights'.
+
+    What is read together is a tensor in the forward pass. Of that `tf.recompute_grad`, say, gives none, where of a
+    variable it does.
+    """
+    known = {id(v) for of_one in gradients for v, g in zip(weights, of_one, strict=True) if g is not None}
+    return {id(v) for v in read if any(v is w for w in weights)} - known
 
 
 def _lookup_layers(model: keras.Model) -> list[keras.Layer]:
