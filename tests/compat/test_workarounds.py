@@ -1,5 +1,6 @@
 """Guards: each test of an upstream fault fails when it is mended, and its workaround can go."""
 
+import contextlib
 import inspect
 import subprocess
 import sys
@@ -180,6 +181,34 @@ def test_ours_applies_to_tensors(tf):
     assert float(weight.numpy()[0]) == 0.5
     for ours, variable in zip(found, [expected, *theirs.variables], strict=True):
         assert ours == pytest.approx(variable.numpy())
+
+
+def gradient_of_what_is_computed_again(tf, noted=None):
+    """The gradient of a tensor, number 1 of two, that a function under `tf.recompute_grad` has from outside."""
+    found = []
+
+    @tf.function
+    def trace(x, first, second):
+        noting = noted([first, second]) if noted else contextlib.nullcontext()
+        with tf.GradientTape() as tape, noting as numbers:
+            tape.watch([first, second])
+            y = tf.recompute_grad(lambda x: tf.cond(x > 0.0, lambda: x * second, lambda: x))(x * first)
+        found.extend([tape.gradient(y, second), numbers])
+        return y
+
+    trace(*map(tf.constant, (1.0, 2.0, 3.0)))
+    return found
+
+
+def test_upstream_has_no_gradient_of_tensors_that_are_no_arguments(tf):
+    """Fails when `tf.recompute_grad` has; then reads_noted can go."""
+    assert gradient_of_what_is_computed_again(tf)[0] is None
+
+
+def test_ours_knows_what_such_functions_read(tf):
+    from tf2dist.compat.custom_gradients import reads_noted
+
+    assert gradient_of_what_is_computed_again(tf, reads_noted)[1] == {1}
 
 
 class Rescales(keras.layers.Layer):

@@ -165,26 +165,37 @@ def parts_left():
         return int(tf.raw_ops.MapSize(dtypes=update._dtypes[other], shared_name=update._parts_name))
 
 
-def contribute(token, key, whole=True):
+def leave_parts(key):
     update._leave_parts(other, tf.constant(key, tf.int64), [tf.zeros([], dtype) for dtype in update._dtypes[other]])
+
+
+def send_rest(token, key):
     rest = [tf.zeros([], dtype) for dtype in update._dtypes[update._device]]
     rest[0] = synchronous_update._as_words(tf.constant([token, 0, 0, key], tf.int64))
-    if whole:
+    with tf.device(update._device):
         tf.raw_ops.QueueEnqueueV2(handle=update._contributions(), components=rest)
 
 
+@tf.function(autograph=False)
+def take(number):
+    """The key of the next contribution to this update, and how many came too late for it."""
+    with tf.device(update._device):
+        counts = tf.zeros([update._workers], tf.int32)
+        taken, late = update._take_contribution(update._contributions(), number, tf.constant(0, tf.int64), counts)
+        return synchronous_update._header(taken)[3], late
+
+
 results["parts left"] = {"after training": parts_left()}
-with tf.device(update._device):
-    update._kept_from.assign(0)
-    contribute(token=4, key=17)
-    contribute(token=5, key=18)
-    taken, late = update._take_contribution(
-        update._contributions(), tf.constant(5, tf.int64), tf.constant(0, tf.int64), tf.zeros([2], tf.int32)
-    )
-    results["late"] = int(late)
-    results["parts left"]["by the late one"] = parts_left()
-    contribute(token=5, key=19, whole=False)
-    update.forget_parts()
-    results["parts left"]["when they were forgotten"] = parts_left()
-    contribute(token=update.number - 1, key=20, whole=False)  # nobody waits for its parts
+update._kept_from.assign(0)
+for token, key in ((4, 17), (5, 18)):
+    leave_parts(key)
+    send_rest(token, key)
+results["taken"] = [int(t) for t in take(tf.constant(5, tf.int64))]
+results["parts left"]["by the late one"] = parts_left()
+update.forget_parts()
+results["parts left"]["when they were forgotten"] = parts_left()
+number = update.number
+send_rest(number - 1, 19)  # late, and its parts are gone: nobody waits for them
+send_rest(number, 20)
+results["taken behind one without parts"] = [int(t) for t in take(tf.constant(number, tf.int64))]
 out.write_text(json.dumps(results))

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf2dist.compat.custom_gradients import reads_noted
 from tf2dist.compat.optimizers import learning_rate_variables, wrapped_counters
 from tf2dist.compat.stateless_optimizer import on_tensors
 from tf2dist.compat.stateless_scope import OverlayScope
@@ -83,9 +84,11 @@ class LocalSgd:
     def _update(self, values, batch):
         """One update of `values`; returns the new values and the metric sums."""
         optimizer = self._step.model.optimizer
-        with OverlayScope(zip(self._fetched.variables, values, strict=True), ()) as scope:
+        overlay = OverlayScope(zip(self._fetched.variables, values, strict=True), ())
+        with overlay as scope, reads_noted(values[: len(self._weights)]) as hidden:
             gradients, sums = self._step.gradients(batch, None)
-        self._check_gradients(gradients, batch)
+        for number in hidden:
+            raise _no_copy_of(self._weights[number])
         known = {id(v) for v in self._fetched.variables}
         if unknown := [v.path for v, _ in scope.written() if id(v) not in known]:
             raise ValueError(
@@ -96,21 +99,6 @@ class LocalSgd:
         with keras.StatelessScope(trained) as updated, on_tensors(optimizer):
             optimizer.apply(gradients, self._weights)
         return [updated.get_current_value(v) for v in self._written.variables], sums
-
-    def _check_gradients(self, gradients, batch) -> None:
-        """Raises UsageError where a weight has a gradient as a variable, and none as a tensor."""
-        if all(g is not None for g in gradients):
-            return
-        of_variables: list[Any] = []
-
-        def trace() -> tf.Tensor:
-            of_variables.extend(self._step.gradients(batch, None)[0])
-            return tf.zeros([])
-
-        tf.function(trace, autograph=False).get_concrete_function()
-        for weight, gradient, expected in zip(self._weights, gradients, of_variables, strict=True):
-            if gradient is None and expected is not None:
-                raise _no_copy_of(weight)
 
 
 def _no_copy_of(weight: keras.Variable) -> UsageError:

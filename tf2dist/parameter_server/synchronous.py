@@ -199,7 +199,7 @@ class SynchronousDispatcher:
             counts = [self._pool.count + self._lost_tokens.interruptions] * self._pool.count
             self._running.hand_out_tokens(counts, STOP + self._round)
             if self._lost_tokens.interruptions:
-                self._running.release_slices(sum(counts))
+                self._running.release_slices(counts[0])
         self._running = self._result = None
 
     def evaluate(

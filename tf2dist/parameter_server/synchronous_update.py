@@ -28,6 +28,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf2dist.compat.custom_gradients import reads_noted
 from tf2dist.compat.model import layers_of
 from tf2dist.compat.replica_sparse_gradients import is_for_all_examples
 from tf2dist.compat.stateless_scope import OverlayScope
@@ -39,7 +40,7 @@ from tf2dist.parameter_server import worker_metric_sums
 from tf2dist.parameter_server.fused_transfer import WORKER_STEP_LIMIT, Fusion, fuse
 from tf2dist.parameter_server.update_counter import UpdateCounter
 from tf2dist.parameter_server.worker_pool import TraceAgain, WorkerPool
-from tf2dist.parameter_server.worker_step import read_together, without_gradient
+from tf2dist.parameter_server.worker_step import read_together
 
 STOP = 1 << 62  # tokens from here on mean: stop; STOP + n ends the executions of rounds up to n
 _HEADER = 4  # numbers, see `_header`
@@ -321,11 +322,11 @@ class SynchronousUpdate:
         """
 
         def contribution(batch, slice_weight):
-            with OverlayScope(zip(self._read, weights, strict=True), self._model.trainable_variables) as scope:
+            overlay = OverlayScope(zip(self._read, weights, strict=True), self._model.trainable_variables)
+            with overlay as scope, reads_noted(weights) as hidden:
                 fractions, sums = self._step.fractions(batch, slice_weight)
-            trainable = self._model.trainable_variables
-            if hidden := without_gradient(self._read, trainable, [f.gradients for f in fractions]):
-                self._read_together([v for v in self._read if id(v) not in hidden])
+            if hidden:  # their gradients are not complete
+                self._read_together([v for n, v in enumerate(self._read) if n not in hidden])
                 raise TraceAgain
             written = scope.written()
             self._written = [variable for variable, _ in written]
@@ -334,8 +335,8 @@ class SynchronousUpdate:
             flat = tf.nest.flatten(self._structure, expand_composites=True)
             self._sent = [t is not None for t in flat]
             sent = [t for t in flat if t is not None]
-            devices = self._devices_of_parts()
-            kinds = [(devices.get(id(t), self._device), t.dtype, t.shape) for t in sent]
+            devices = [device for device, is_sent in zip(self._devices_of_parts(), self._sent, strict=True) if is_sent]
+            kinds = [(device, t.dtype, t.shape) for device, t in zip(devices, sent, strict=True)]
             self._fusion = self._fusion_with(_HEADER, kinds)
             return self._fusion.fuse([_as_words(header), *sent])
 
@@ -351,16 +352,17 @@ class SynchronousUpdate:
         with tf.device(self._device), tf.control_dependencies(left):
             return self._exchange(*of_device[self._device])
 
-    def _devices_of_parts(self) -> dict[int, str]:
-        """The devices where gradients and values that layers have written are used, by their identities."""
-        fractions, _, written = self._structure
-        pairs = [pair for f in fractions for pair in zip(f.gradients, self._model.trainable_variables, strict=True)]
-        pairs += zip(written, self._written, strict=True)
-        return {
-            id(part): variable.value.device
-            for tensor, variable in pairs
-            for part in tf.nest.flatten(tensor, expand_composites=True)
-        }
+    def _devices_of_parts(self) -> list[str]:
+        """For each part of what is sent the device where it is used."""
+        fractions, sums, written = self._structure
+        placed: list[tuple[Any, str]] = []
+        for fraction in fractions:
+            placed.append(((fraction.denominator, fraction.values), self._device))
+            pairs = zip(fraction.gradients, self._model.trainable_variables, strict=True)
+            placed += [(gradient, variable.value.device) for gradient, variable in pairs]
+        placed.append((sums, self._device))
+        placed += [(value, v.value.device) for value, v in zip(written, self._written, strict=True)]
+        return [device for part, device in placed for _ in tf.nest.flatten(part, expand_composites=True)]
 
     @property
     def _others(self) -> list[str]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import keras
 import tensorflow as tf
 
+from tf2dist.compat.custom_gradients import reads_noted
 from tf2dist.compat.model import layers_of
 from tf2dist.compat.optimizers import overwrites_with_gradient
 from tf2dist.compat.stateless_scope import OverlayScope
@@ -20,7 +21,7 @@ from tf2dist.parameter_server.update_counter import UpdateCounter
 from tf2dist.parameter_server.variable_mutex import mutex_of_update, one_update_at_a_time
 from tf2dist.parameter_server.worker_pool import TraceAgain
 
-_OF_KERAS = ("train_function", "test_function", "predict_function")  # attributes of a model
+_COMPUTES = ("call", "compute_loss")  # methods of a model
 
 
 class WorkerStep:
@@ -54,10 +55,11 @@ class WorkerStep:
         """
         weights, optimizer = self._model.trainable_variables, self._model.optimizer
         fetched = self._transfer.fetch()
-        with OverlayScope(zip(self._transfer.variables, fetched, strict=True), weights) as scope:
+        overlay = OverlayScope(zip(self._transfer.variables, fetched, strict=True), weights)
+        with overlay as scope, reads_noted(fetched[: len(self._small)]) as hidden:
             gradients, sums = self._step.gradients(batch, None)
-        if hidden := without_gradient(self._small, weights, [gradients]):
-            self._read_together([v for v in self._small if id(v) not in hidden])
+        if hidden:  # their gradients are not complete
+            self._read_together([v for n, v in enumerate(self._small) if n not in hidden])
             raise TraceAgain
         sent, received = self._send(gradients, fetched[len(self._small) :])
         trained = {id(v) for v in weights}
@@ -126,24 +128,19 @@ def read_together(model: keras.Model) -> tuple[list[keras.Variable], list[keras.
 
 
 def weights_of_functions(model: keras.Model) -> list[keras.Variable]:
-    """The weights of layers that have a `tf.function`, as their `call`: it keeps for good what they were in a trace."""
-    found = []
-    for layer in layers_of(model):
-        own = [vars(c) for c in type(layer).__mro__ if not c.__module__.startswith(("keras.", "builtins"))]
-        instance = {name: value for name, value in vars(layer).items() if name not in _OF_KERAS}
-        if any(isinstance(v, tf.types.experimental.PolymorphicFunction) for d in (*own, instance) for v in d.values()):
-            found += layer.trainable_variables
-    return found
+    """The weights of layers that have a `tf.function`, as their `call`: it keeps for good what they were in a trace.
 
-
-def without_gradient(read: Sequence[keras.Variable], weights: Sequence[keras.Variable], gradients) -> set[int]:
-    """The identities of the weights among `read` that have none of these gradients, each a list of all weights'.
-
-    What is read together is a tensor in the forward pass. Of that `tf.recompute_grad`, say, gives none, where of a
-    variable it does.
+    Of a model those of what computes it count, and not one that serves it elsewhere.
     """
-    known = {id(v) for of_one in gradients for v, g in zip(weights, of_one, strict=True) if g is not None}
-    return {id(v) for v in read if any(v is w for w in weights)} - known
+    found: list[keras.Variable] = []
+    for layer in layers_of(model):
+        own = [vars(layer), *(vars(c) for c in type(layer).__mro__ if not c.__module__.startswith("keras."))]
+        held = {name: value for names in reversed(own) for name, value in names.items()}
+        if isinstance(layer, keras.Model):
+            held = {name: held[name] for name in _COMPUTES if name in held}
+        if any(isinstance(value, tf.types.experimental.PolymorphicFunction) for value in held.values()):
+            found += layer.variables
+    return found
 
 
 def _lookup_layers(model: keras.Model) -> list[keras.Layer]:
