@@ -407,8 +407,10 @@ class SynchronousUpdate:
           The metric sums, and i32[]: how many gradients came too late and were dropped.
         """
         made = tf.function(self._make_updates, autograph=False).get_concrete_function(n, first)
-        if any(t.device != self._device for t in made.captured_inputs if t.dtype == tf.resource):
-            return made(n, first)  # a function that a server calls cannot use what others have
+        # A function that a server calls cannot use what others have, and nobody gets to know where it is placed.
+        elsewhere = any(t.device != self._device for t in made.captured_inputs if t.dtype == tf.resource)
+        if elsewhere or tf.debugging.get_log_device_placement():
+            return made(n, first)
         with tf.device(self._device):
             return _of_server(made)(n, first)
 
