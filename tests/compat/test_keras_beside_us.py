@@ -38,6 +38,10 @@ GROUPS = {
 }
 
 
+# The program has no parameter servers; that this one leaves nothing is tested in test_workarounds.
+ON_SERVERS_ALONE = {"tf2dist.compat.custom_gradients: tensorflow.python.ops.custom_gradient._graph_mode_decorator"}
+
+
 @functools.cache
 def report_of(group):
     """What the program says about the options of a group."""
@@ -84,7 +88,7 @@ def test_plain_keras_trains_the_same_before_during_and_after(report):
 @pytest.mark.timeout(1200)
 def test_every_patch_is_applied_by_an_option():
     never = [set(report_of(group)["never_applied"]) for group in GROUPS]
-    assert set.intersection(*never) == set()
+    assert set.intersection(*never) == ON_SERVERS_ALONE
 
 
 def test_every_option_is_tried():
