@@ -144,16 +144,16 @@ x, y = data()
 batches = [(x[start : start + 16], y[start : start + 16]) for start in range(0, 96, 16)]
 fit("sent", model, iter(batches), steps_per_epoch=6)
 update, of_one_kind = made[-1], len(made)
-wrong = [update._last_slice[0], *[tf.fill(tf.shape(t), tf.cast(2, t.dtype)) for t in update._last_slice[1:]]]
-update._put_slices([wrong] * 3)
+wrong = [update.slices._last[0], *[tf.fill(tf.shape(t), tf.cast(2, t.dtype)) for t in update.slices._last[1:]]]
+update.slices._put([wrong] * 3)
 fit("sent", model, iter(batches), steps_per_epoch=6)
 assert len(made) == of_one_kind
-update._last_sent.assign(10)
-update._put_slices([[tf.constant(about, tf.int64), *wrong[1:]] for about in ([9, 10], [10, 10])])
+update.slices._last_call.assign(10)
+update.slices._put([[tf.constant(about, tf.int64), *wrong[1:]] for about in ([9, 10], [10, 10])])
 with tf.device(update._device):
     for token in (9, 10):
-        update._take_slice(tf.constant(token, tf.int64))
-        left = int(tf.raw_ops.QueueSizeV2(handle=update._slice_queue()))
+        update.slices.take(tf.constant(token, tf.int64))
+        left = int(tf.raw_ops.QueueSizeV2(handle=update.slices._queue()))
         results[f"slices left by token {token}"] = left
 
 # The parts of contributions on another server: of one that is late, and of a worker that was lost.

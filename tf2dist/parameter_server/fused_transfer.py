@@ -7,7 +7,7 @@ fusion does for all-reduce).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import keras
 import tensorflow as tf
@@ -39,18 +39,28 @@ class Fusion:
 
     def fuse(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """A tensor for each group, on the device of the caller."""
-        return [fuse([tensors[n] for n in numbers]) for _, numbers in self.groups]
+        return [_fuse([tensors[n] for n in numbers]) for _, numbers in self.groups]
+
+    def fetch(self, value: Callable[[int], tf.Tensor], after: Sequence[tf.Tensor] = ()) -> list[tf.Tensor]:
+        """What `value(number)` makes of each tensor on its device, after all of `after`; on the device of the caller."""
+        tensors: list = [None] * len(self._shapes)
+        for device, numbers in self.groups:
+            with tf.device(device), tf.control_dependencies(after):
+                fused = _fuse([value(n) for n in numbers])
+            for n, tensor in zip(numbers, self._split_group(fused, numbers), strict=True):
+                tensors[n] = tensor
+        return tensors
 
     def split(self, fused: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The tensors of which `fuse` has made these, on the devices of the groups."""
         tensors: list = [None] * len(self._shapes)
         for (device, numbers), together in zip(self.groups, fused, strict=True):
             with tf.device(device):
-                for n, tensor in zip(numbers, self.split_group(together, numbers), strict=True):
+                for n, tensor in zip(numbers, self._split_group(together, numbers), strict=True):
                     tensors[n] = tensor
         return tensors
 
-    def split_group(self, fused: tf.Tensor, numbers: Sequence[int]) -> list[tf.Tensor]:
+    def _split_group(self, fused: tf.Tensor, numbers: Sequence[int]) -> list[tf.Tensor]:
         """The tensors of one group, on the device of the caller."""
         if len(numbers) == 1:
             return [fused]
@@ -79,13 +89,7 @@ class FusedTransfer:
 
     def fetch(self) -> list[tf.Tensor]:
         """The variables' values, on the device of the caller."""
-        values: list = [None] * len(self._variables)
-        for device, numbers in self._fusion.groups:
-            with tf.device(device):
-                fused = fuse([tf.convert_to_tensor(self._variables[n].value) for n in numbers])
-            for n, value in zip(numbers, self._fusion.split_group(fused, numbers), strict=True):
-                values[n] = value
-        return values
+        return self._fusion.fetch(lambda number: tf.convert_to_tensor(self._variables[number].value))
 
     def send(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The tensors, one for each variable, on the variables' devices, where `unpack` makes them of what returns."""
@@ -108,6 +112,5 @@ def nbytes(variable: keras.Variable) -> int:
     return variable.value.shape.num_elements() * variable.value.dtype.size
 
 
-def fuse(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Tensors of one dtype as one, flat if it is of several."""
+def _fuse(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     return tensors[0] if len(tensors) == 1 else tf.concat([tf.reshape(t, [-1]) for t in tensors], 0)

@@ -158,7 +158,7 @@ class SynchronousDispatcher:
             stream.batches.forget(range(due, due + steps))
             self._sent_batches += steps
             batches = single_batches(together, shapes, stream.element_spec)
-            update.send_slices(batches, stream.element_spec)
+            update.slices.send(batches, stream.element_spec, update.number)
         if begins := self._running is None:
             self._pool.keep_busy(self.cancel)
             self._round += 1
@@ -198,8 +198,8 @@ class SynchronousDispatcher:
             # end each of them.
             counts = [self._pool.count + self._lost_tokens.interruptions] * self._pool.count
             self._running.hand_out_tokens(counts, STOP + self._round)
-            if self._lost_tokens.interruptions:
-                self._running.release_slices(counts[0])
+            if self._lost_tokens.interruptions:  # a worker may wait for a slice with a token that is late
+                self._running.slices.repeat_last(counts[0])
         self._running = self._result = None
 
     def evaluate(

@@ -10,18 +10,15 @@ there, under a key that it puts into the queue with the rest when all of them ha
 used, or nothing of it.
 
 Each tensor, and each condition, that goes from one process to another is a message, and with small models an update is
-little else. So a worker exchanges one message of each kind for the next token and the weights, which the server sends
-when it has the contribution.
+little else. So small weights come together with the token, and small parts of a contribution leave together, a message
+for each server and dtype. The next token is the answer to a contribution.
 
-Of data that only the coordinator can read it puts *slices* into a queue there, one for each token, with the number of
-its call and that of the first update that they are for. A worker throws away those that are left from earlier calls,
-and puts back what is for later updates than its token, which is late then: whoever has a token in time finds a slice.
+Of data that only the coordinator can read it sends slices (`slice_queue`).
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,23 +31,19 @@ from tf2dist.compat.replica_sparse_gradients import is_for_all_examples
 from tf2dist.compat.stateless_scope import OverlayScope
 from tf2dist.execution.loss_fractions import Fraction
 from tf2dist.execution.train_step_interface import GradientStep
-from tf2dist.input.dataset_adapter import slice_of
 from tf2dist.layers.sharded_embedding import ShardedEmbedding
 from tf2dist.parameter_server import worker_metric_sums
-from tf2dist.parameter_server.fused_transfer import WORKER_STEP_LIMIT, Fusion, fuse
+from tf2dist.parameter_server.fused_transfer import WORKER_STEP_LIMIT, Fusion
+from tf2dist.parameter_server.operation_devices import where_most_comes_from
+from tf2dist.parameter_server.server_calls import called_by_server, shared_queue
+from tf2dist.parameter_server.slice_queue import SliceQueue
 from tf2dist.parameter_server.update_counter import UpdateCounter
 from tf2dist.parameter_server.worker_pool import TraceAgain, WorkerPool
 from tf2dist.parameter_server.worker_step import read_together
 
 STOP = 1 << 62  # tokens from here on mean: stop; STOP + n ends the executions of rounds up to n
 _HEADER = 4  # numbers, see `_header`
-_ROWS = 1000  # taken for a number of rows that is not known
 _names = itertools.count()
-
-
-def _of_server(method):
-    """A `tf.function` that the server calls, whose conditions and loops are no messages."""
-    return tf.function(method, autograph=False, experimental_attributes={"_noinline": True})
 
 
 def _as_words(numbers) -> tf.Tensor:
@@ -82,6 +75,7 @@ class SynchronousUpdate:
 
     Attributes:
       quotas: how many gradients of an update each worker computes.
+      slices: of data that the coordinator reads.
     """
 
     def __init__(self, pool: WorkerPool, step: GradientStep, counter: UpdateCounter, needed: int):
@@ -92,6 +86,8 @@ class SynchronousUpdate:
         # Each worker sends every row of these once; a row that several of them use is to be applied once too.
         sharded = [layer for layer in layers_of(step.model) if isinstance(layer, ShardedEmbedding)]
         self._distinct = {id(shard) for layer in sharded for shard in layer.embeddings}
+        self._device = str(counter.variable.device)
+        self._name = f"synchronous-{next(_names)}"
         with self._strategy.scope(), self._strategy.extended.colocate_vars_with(counter.variable):
             # Changed while updates are under way, when a worker is lost.
             self._quotas = tf.Variable(tf.ones([self._workers], tf.int32), trainable=False, name="quotas")
@@ -100,15 +96,12 @@ class SynchronousUpdate:
             # Of the next update. It never goes back, as the count of updates does when `fit` is called again: what
             # is late from an earlier call is older than all that is asked for now.
             self._number = tf.Variable(tf.zeros([], tf.int64), trainable=False, name="synchronous_updates")
-            # Number of the call in which the coordinator has sent slices last.
-            self._last_sent = tf.Variable(tf.zeros([], tf.int64), trainable=False, name="slices_last_sent")
             # The first update whose contributions still have their parts on other servers.
             self._kept_from = tf.Variable(tf.zeros([], tf.int64), trainable=False, name="kept_from")
-        self._device = str(counter.variable.device)
-        self._name = f"synchronous-{next(_names)}"
+            self.slices = SliceQueue(self._device, f"{self._name}-slices", needed)
         self._parts_name = f"{self._name}-parts"
         small, scales = read_together(self._model)
-        self._read_together([*small, *scales])
+        self._will_read([*small, *scales])
         # What a worker sends beside the header; known when `work` was traced.
         self._structure: Any = None
         self._sent: list[bool] = []  # of each part of it; a weight may have no gradient
@@ -116,11 +109,8 @@ class SynchronousUpdate:
         self._written: list[keras.Variable] = []  # by layers
         self._fusion = self._fusion_with(_HEADER, [])
         self._dtypes: dict[str, list[tf.DType]] = {}  # by the device, of what `_fusion` makes for it
-        self._slice_spec: Any = None  # of data that the coordinator reads: its slices, with their weights
-        self._calls = 0  # in which slices were sent
-        self._last_slice: list[tf.Tensor] = []
 
-    def _read_together(self, variables: Sequence[keras.Variable]) -> None:
+    def _will_read(self, variables: Sequence[keras.Variable]) -> None:
         """Sets what workers get with each token."""
         self._read = [*variables]
         kinds = [(v.value.device, v.value.dtype, v.value.shape) for v in variables]
@@ -144,9 +134,7 @@ class SynchronousUpdate:
         self.quotas = [*quotas]
 
     def _queue(self, name: str, dtypes):
-        # Made wherever it is used: an existing queue with this name is the same one.
-        with tf.device(self._device):
-            return tf.raw_ops.FIFOQueueV2(component_types=dtypes, shared_name=f"{self._name}-{name}")
+        return shared_queue(self._device, f"{self._name}-{name}", dtypes)
 
     def _token_queue(self, worker: int):
         return self._queue(f"tokens-{worker}", [tf.int64])
@@ -165,77 +153,8 @@ class SynchronousUpdate:
         """
         if (number := self.number) >= end:
             return
-        if self._last_slice:
-            self._put_slices([self._last_slice] * sum(counts))  # in place of those that others have taken with them
+        self.slices.repeat_last(sum(counts))  # in place of those that others have taken with them
         self.hand_out_tokens(counts, number)
-
-    def send_slices(self, batches: tf.data.Dataset, spec: Any) -> None:
-        """Puts what the next updates are made of into the queue of slices, as many as there will be tokens.
-
-        Args:
-          batches: of each update the batch.
-          spec: of all batches of the stream; these may all have a size that others have not.
-        """
-        self._slice_spec = spec, tf.TensorSpec([])
-        self._calls += 1
-        about, slices = tf.constant([self._calls, self.number], tf.int64), []
-        for batch in batches:
-            cut = [slice_of(batch, rank, self._needed) for rank in range(self._needed)]
-            slices += [[about, *tf.nest.flatten(one, expand_composites=True)] for one in cut]
-        self._last_sent.assign(self._calls)
-        self._last_slice = slices[-1]
-        self._put_slices(slices)
-
-    def release_slices(self, count: int) -> None:
-        """Sends slices for so many workers that wait for one with a token that is late, and would wait for ever."""
-        if self._last_slice:
-            self._put_slices([self._last_slice] * count)
-
-    def _slice_dtypes(self) -> list[tf.DType]:
-        return [tf.int64, *[s.dtype for s in tf.nest.flatten(self._slice_spec, expand_composites=True)]]
-
-    def _slice_queue(self):
-        return self._queue("slices", self._slice_dtypes())
-
-    def _put_slices(self, slices: Sequence[Sequence[tf.Tensor]]) -> None:
-        with tf.device(self._device):
-            queue = self._slice_queue()
-            for components in slices:
-                tf.raw_ops.QueueEnqueueV2(handle=queue, components=components)
-
-    def _take_slice(self, token):
-        """A slice that the coordinator has sent, and its weight, for the update `token` i64[]; in a worker's graph."""
-        specs = tf.nest.flatten(self._slice_spec, expand_composites=True)
-        with tf.device(self._device):
-            taken = self._slice_for(token)
-        shaped = [tf.ensure_shape(t, s.shape) for t, s in zip(taken, specs, strict=True)]
-        return tf.nest.pack_sequence_as(self._slice_spec, shaped, expand_composites=True)
-
-    @_of_server
-    def _slice_for(self, token):
-        """The tensors of a slice.
-
-        A token that is late may find one that is for later updates. It is left to others, and nobody takes its
-        gradient for that token.
-        """
-        queue, dtypes = self._slice_queue(), self._slice_dtypes()
-
-        def take(*_):
-            about, *tensors = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=dtypes)
-            return [tf.ensure_shape(about, [2]), *tensors]
-
-        def is_left_over(about, *_):
-            with tf.control_dependencies([about]):
-                return about[0] < self._last_sent.read_value()
-
-        about, *taken = tf.while_loop(is_left_over, take, take())
-
-        def put_back():
-            tf.raw_ops.QueueEnqueueV2(handle=queue, components=[about, *taken])
-            return about
-
-        tf.cond(about[1] > token, put_back, lambda: about)
-        return taken
 
     def close(self) -> None:
         """Makes the coordinator's wait for gradients fail."""
@@ -256,7 +175,7 @@ class SynchronousUpdate:
         worker = next(worker_numbers)
 
         def send(sent, token, *weights):
-            element = self._take_slice(token) if iterator is None else next(iterator)
+            element = self.slices.take(token) if iterator is None else next(iterator)
             ready = self._send_contribution(element, weights, tf.stack([token, worker, last]))
             return (sent + 1, *self._receive(ready))
 
@@ -267,25 +186,23 @@ class SynchronousUpdate:
 
     def _receive(self, token) -> list[tf.Tensor]:
         """The token, which is on the server, and the weights that are read together, as they are after it has come."""
-        received: list = [None] * (1 + len(self._read))
-        for device, numbers in self._received_fusion.groups:
-            with tf.device(device), tf.control_dependencies([token]):
-                values = [tf.convert_to_tensor(self._read[n - 1].value) if n else _as_words([token]) for n in numbers]
-                fused = fuse(values)
-            for n, value in zip(numbers, self._received_fusion.split_group(fused, numbers), strict=True):
-                received[n] = value
-        return [_from_words(received[0])[0], *received[1:]]
+
+        def value(number):
+            return tf.convert_to_tensor(self._read[number - 1].value) if number else _as_words([token])
+
+        words, *weights = self._received_fusion.fetch(value, after=[token])
+        return [_from_words(words)[0], *weights]
 
     def _fusion_with(self, numbers: int, kinds: Sequence[tuple[str, tf.DType, tf.TensorShape]]) -> Fusion:
         """What is sent with so many int64, which are the beginning of the first group."""
         words = (self._device, tf.float32, tf.TensorShape([2 * numbers]))
         return Fusion([words, *kinds], WORKER_STEP_LIMIT)
 
-    @_of_server
+    @called_by_server
     def _wait_for_token(self, worker, last):
         return self._next_token(worker, last)
 
-    @_of_server
+    @called_by_server
     def _exchange(self, *contribution):
         """Adds a contribution; returns the worker's next token."""
         tf.raw_ops.QueueEnqueueV2(handle=self._contributions(), components=contribution)
@@ -326,7 +243,7 @@ class SynchronousUpdate:
             with overlay as scope, reads_noted(weights) as hidden:
                 fractions, sums = self._step.fractions(batch, slice_weight)
             if hidden:  # their gradients are not complete
-                self._read_together([v for n, v in enumerate(self._read) if n not in hidden])
+                self._will_read([v for n, v in enumerate(self._read) if n not in hidden])
                 raise TraceAgain
             written = scope.written()
             self._written = [variable for variable, _ in written]
@@ -412,7 +329,7 @@ class SynchronousUpdate:
         if elsewhere or tf.debugging.get_log_device_placement():
             return made(n, first)
         with tf.device(self._device):
-            return _of_server(made)(n, first)
+            return called_by_server(made)(n, first)
 
     def _make_updates(self, n, first) -> list[tf.Tensor]:
         with tf.device(self._device):
@@ -474,7 +391,7 @@ class SynchronousUpdate:
         variables = self._model.trainable_variables
         # No part of the update may begin while a worker still reads what it changes.
         complete = tf.group(*[with_header for with_header, *_ in contributions])
-        with _where_most_comes_from(self._device), tf.control_dependencies([complete]):
+        with where_most_comes_from(self._device), tf.control_dependencies([complete]):
             arrived = [*map(self._arrived, contributions)]
             if self._adds_up:  # what is added first, as it has come, is taken apart once
                 arrived = [[tf.add_n(each) for each in zip(*arrived, strict=True)]]
@@ -525,36 +442,6 @@ class SynchronousUpdate:
         zeros = self._step.zero_sums()
         sums = [_shaped(t, z.shape) for t, z in zip(sums, zeros, strict=True)]
         return fractions, sums, [_shaped(t, v.shape) for t, v in zip(written, self._written, strict=True)]
-
-
-def _where_most_comes_from(default: str):
-    """A context in which each operation of a graph is on the device of its largest input; `default` if it has none.
-
-    So what is computed of a gradient stays where it is, also in conditions and loops.
-    """
-
-    def choose(operation) -> str:
-        if operation.type == "Placeholder":  # it stands for something of another graph
-            return ""
-        if operation.device:  # what was said inside counts
-            said = tf.DeviceSpec.from_string(operation.device)
-            return tf.DeviceSpec.from_string(default).make_merged_spec(said).to_string() or default
-        known = [(_size(tensor), device) for tensor in operation.inputs if (device := _device_of(tensor))]
-        return max(known, default=(0, default), key=lambda pair: pair[0])[1]
-
-    return tf.compat.v1.get_default_graph().device(choose)
-
-
-def _size(tensor) -> int:
-    sizes = tensor.shape.as_list() if tensor.shape.rank is not None else [None]
-    return math.prod(_ROWS if size is None else size for size in sizes)
-
-
-def _device_of(tensor) -> str:
-    """The device of a tensor, or of what it stands for in the graph of a condition, a loop or a function."""
-    if tensor.device or not hasattr(tensor.graph, "captures"):
-        return tensor.device
-    return next((_device_of(outer) for outer, inner in tensor.graph.captures if inner is tensor), "")
 
 
 def _with_wide_rows(fractions: Sequence[Fraction]) -> list[Fraction]:

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tf2dist.compat.strategy_internals import tracing_for_servers
 from tf2dist.errors import TrainingError
 from tf2dist.parameter_server.fencing_tokens import HeldToken
+from tf2dist.parameter_server.server_calls import called_by_server
 from tf2dist.parameter_server.variable_mutex import held
 
 _LOOK_SECONDS = 0.005  # between two looks whether servers still apply updates
@@ -113,7 +114,7 @@ class UpdateCounter:
         `If` does. Loops are cancelled: such an update never ends, see `settle`.
         """
 
-        @tf.function(autograph=False, experimental_attributes={"_noinline": True})
+        @called_by_server
         def call():
             with tf.device(self.variable.device), _held(mutex):
                 begun = self._under_way.assign_add(1, read_value=False)

@@ -41,10 +41,10 @@ class WorkerStep:
         self.on_one_server = {v.value.device for v in variables} <= {counter.variable.device}
         weights = self._model.trainable_variables
         small, self._scales = read_together(self._model)
-        self._read_together(small)
+        self._will_read(small)
         self._first_server = weights[0].value.device if weights else None
 
-    def _read_together(self, small: list[keras.Variable]) -> None:
+    def _will_read(self, small: list[keras.Variable]) -> None:
         self._small = small
         self._transfer = FusedTransfer([*small, *self._scales], WORKER_STEP_LIMIT)
 
@@ -59,7 +59,7 @@ class WorkerStep:
         with overlay as scope, reads_noted(fetched[: len(self._small)]) as hidden:
             gradients, sums = self._step.gradients(batch, None)
         if hidden:  # their gradients are not complete
-            self._read_together([v for n, v in enumerate(self._small) if n not in hidden])
+            self._will_read([v for n, v in enumerate(self._small) if n not in hidden])
             raise TraceAgain
         sent, received = self._send(gradients, fetched[len(self._small) :])
         trained = {id(v) for v in weights}
