@@ -42,7 +42,7 @@ class Fusion:
         return [_fuse([tensors[n] for n in numbers]) for _, numbers in self.groups]
 
     def fetch(self, value: Callable[[int], tf.Tensor], after: Sequence[tf.Tensor] = ()) -> list[tf.Tensor]:
-        """What `value(number)` makes of each tensor on its device, after all of `after`; on the device of the caller."""
+        """What `value(number)` makes of each tensor on its device after all of `after`; on the device of the caller."""
         tensors: list = [None] * len(self._shapes)
         for device, numbers in self.groups:
             with tf.device(device), tf.control_dependencies(after):
