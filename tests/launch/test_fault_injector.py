@@ -43,9 +43,9 @@ def sleepers():
         process.wait()
 
 
-def injector(text, steps, sleepers, clock, seed=0):
+def injector(text, steps, sleepers, clock, seed=0, cut_off=lambda name, cut: None):
     made = FaultInjector(FaultPlan(parse(text, NAMES), seed), steps, clock)
-    made.begin_attempt(lambda line: None)
+    made.begin_attempt(lambda line: None, cut_off)
     for name, process in sleepers.items():
         made.started(name, process.pid)
     return made
@@ -129,6 +129,26 @@ def test_a_slow_process_runs_a_tenth_of_the_time(steps, sleepers):
     until(sleepers["worker 0"], "SR")
 
 
+def test_a_task_is_cut_off_for_its_time(steps, sleepers):
+    """And no longer than the job is under way."""
+    clock, cuts = Clock(), []
+    chaos = injector(
+        "cut:worker-0@1s+5s,cut:ps-0@8s+500s",
+        steps,
+        sleepers,
+        clock,
+        cut_off=lambda name, cut: cuts.append((name, cut)),
+    )
+    seen = []
+    for clock.now in (0.9, 1.0, 3.0, 5.9, 6.0, 8.0):
+        chaos.tick()
+        seen.append(len(cuts))
+    assert seen == [0, 1, 1, 1, 2, 3]
+    chaos.release()
+    assert cuts == [("worker 0", True), ("worker 0", False), ("ps 0", True), ("ps 0", False)]
+    assert all(state(process) in "SR" for process in sleepers.values())
+
+
 def test_what_is_stopped_goes_on_when_the_job_is_ended(steps, sleepers):
     clock = Clock()
     chaos = injector("stop:worker@0s+500s,kill:any@1s", steps, sleepers, clock)
@@ -199,7 +219,7 @@ def test_a_step_of_the_attempt_before_is_no_step_of_this_one(steps, sleepers):
     steps.write(Steps(0, 1, 12))
     chaos.tick()
     chaos.end_attempt(137)
-    chaos.begin_attempt(lambda line: None)
+    chaos.begin_attempt(lambda line: None, lambda name, cut: None)
     chaos.started("worker 1", sleepers["worker 1"].pid)
     clock.now = 1.0
     assert steps.read() is None

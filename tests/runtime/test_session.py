@@ -201,6 +201,11 @@ NO_VARIABLE = (
     "Could not find variable a.\nAdditional GRPC error information from remote target /job:ps/replica:0/task:11"
 )
 
+NO_CONNECTION = (
+    "Copy failed: Connection  reset by peer\nAdditional GRPC error information from remote target "
+    "/job:ps/replica:0/task:0 while calling /tensorflow.WorkerService/RecvTensor:"
+)
+
 
 @pytest.mark.parametrize(
     ("error", "said", "lost", "line"),
@@ -208,6 +213,13 @@ NO_VARIABLE = (
         ("UnavailableError", "said", "ps 0 is gone", "ps 0 is gone (UnavailableError)"),
         ("InternalError", "said", "ps 0 is gone", "ps 0 is gone (InternalError)"),
         ("UnavailableError", "said", "", None),
+        (
+            "UnavailableError",
+            NO_CONNECTION,
+            "",
+            "the connection to ps 0 was lost: Copy failed: Connection reset by peer",
+        ),
+        ("UnavailableError", NO_CONNECTION, "ps 0 is gone", "ps 0 is gone (UnavailableError)"),
         ("InvalidArgumentError", "said", "ps 0 is gone", None),
         ("ResourceExhaustedError", "said", "ps 0 is gone", None),
         ("NotFoundError", NO_FILE, "worker 1 at a:1 is gone", None),  # which was made up for

@@ -17,16 +17,15 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import re
 import select
 import socket
-import stat
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 
 from tf2dist.cluster.spec import Task
+from tf2dist.system.tcp_sockets import outlive_cut_networks, own_tcp_sockets
 
 PING_INTERVAL = 5.0  # seconds between two heartbeats
 GRACE = 60.0  # seconds without a message after which a task counts as lost; a stopped or overloaded host can be late
@@ -129,12 +128,10 @@ class TaskConnection:
         Raises:
           OSError: no file descriptor is left to look at the others with.
         """
-        for fd in map(int, os.listdir("/proc/self/fd")):
-            with contextlib.suppress(OSError):  # no socket, not connected, or closed meanwhile
-                if stat.S_ISSOCK(os.fstat(fd).st_mode):
-                    with socket.socket(fileno=os.dup(fd)) as connection:
-                        if self._peer and _peer_address(connection) == self._peer:
-                            connection.shutdown(socket.SHUT_RDWR)
+        for connection in own_tcp_sockets():
+            if self._peer and _peer_address(connection) == self._peer:
+                with contextlib.suppress(OSError):  # not connected any more
+                    connection.shutdown(socket.SHUT_RDWR)
 
     def _poll(self, events: int, seconds: float) -> bool:
         poll = select.poll()
@@ -148,6 +145,8 @@ class TaskConnection:
 def start_heartbeats(connections: Sequence[TaskConnection]) -> Callable[[], None]:
     """Sends heartbeats over `connections` from a thread; returns a function that stops it.
 
+    It also has TensorFlow's own connections outlast the grace period, see `outlive_cut_networks`.
+
     Args:
       connections: may change while the heartbeats are sent.
     """
@@ -157,6 +156,7 @@ def start_heartbeats(connections: Sequence[TaskConnection]) -> Callable[[], None
         while not stopped.wait(PING_INTERVAL):
             for connection in list(connections):
                 connection.send("ping")
+            outlive_cut_networks(2 * GRACE)
 
     threading.Thread(target=ping, name="heartbeats", daemon=True).start()
     return stopped.set

@@ -41,12 +41,12 @@ class _Pending:
 
 @dataclass
 class _Held:
-    """A process that is stopped, or slowed down.
+    """A process that is stopped, slowed down, or cut off.
 
     Attributes:
-      kind: STOP or SLOW.
+      kind: STOP, SLOW or CUT.
       begin, end: when, in seconds of the clock.
-      stopped: is it stopped at the moment?
+      stopped: is it stopped, or cut off, at the moment?
     """
 
     kind: Kind
@@ -56,9 +56,9 @@ class _Held:
 
 
 class FaultInjector:
-    """Sends the signals of a plan to processes when their time has come, and has their effects measured.
+    """Does the faults of a plan to processes when their time has come, and has their effects measured.
 
-    A fault for a process that does not run, or is stopped or slowed by another one, comes when it runs again.
+    A fault for a process that does not run, or is held by another one, comes when it runs again.
 
     Args:
       plan: the faults.
@@ -70,6 +70,7 @@ class FaultInjector:
         self._clock, self._began = clock, clock()
         self._steps = steps
         self._say: Callable[[str], None] = lambda line: None
+        self._cut_off: Callable[[str, bool], None] = lambda name, cut: None
         self._released = True  # is no attempt under way?
         self.recovery = Recovery()
         self._pending: list[_Pending] = []
@@ -88,13 +89,14 @@ class FaultInjector:
         """Since the job began."""
         return self._clock() - self._began
 
-    def begin_attempt(self, say: Callable[[str], None]) -> None:
+    def begin_attempt(self, say: Callable[[str], None], cut_off: Callable[[str, bool], None]) -> None:
         """Notes that processes of the job are about to be started.
 
         Args:
           say: tells the user something, in one line, without waiting until it is read.
+          cut_off: cuts the link of the process with this name, or restores it.
         """
-        self._say, self._released = say, False
+        self._say, self._cut_off, self._released = say, cut_off, False
         self._steps.clear()
         self.recovery.begin_attempt()
         for pending in self._pending:
@@ -126,7 +128,7 @@ class FaultInjector:
         self._released = True
         for name in [*self._running]:
             if name in self._held:
-                self._signal(name, signal.SIGCONT)
+                self._continue(name, self._held[name].kind)
             self.ended(name)
 
     @property
@@ -163,10 +165,10 @@ class FaultInjector:
         return pending.draw.choice(names) if names else None
 
     def _carry_out(self, fault: Fault, name: str, now: float) -> None:
-        duration = f" for {fault.duration:g} s" if fault.kind in (Kind.STOP, Kind.SLOW) else ""
+        duration = f" for {fault.duration:g} s" if fault.kind.lasts else ""
         self._say(f"chaos: {fault.kind} {name}{duration}, at {now:.1f} s and step {self.recovery.reached}")
         self.recovery.fault(now, fault, name)
-        if fault.kind in (Kind.STOP, Kind.SLOW):
+        if fault.kind.lasts:
             self._held[name] = _Held(fault.kind, now, now + fault.duration)
             self._hold(name, self._held[name], now)
         else:
@@ -176,13 +178,25 @@ class FaultInjector:
     def _hold(self, name: str, held: _Held, now: float) -> None:
         """Stops or continues a process as its fault says at this moment."""
         over = now >= held.end
-        stops = not over and (held.kind is Kind.STOP or (now - held.begin) % _CYCLE >= _RUNS * _CYCLE)
+        stops = not over and (held.kind is not Kind.SLOW or (now - held.begin) % _CYCLE >= _RUNS * _CYCLE)
         if stops != held.stopped:
             held.stopped = stops
-            self._signal(name, signal.SIGSTOP if stops else signal.SIGCONT)
+            if not stops:
+                self._continue(name, held.kind)
+            elif held.kind is Kind.CUT:
+                self._cut_off(name, True)
+            else:
+                self._signal(name, signal.SIGSTOP)
         if over:
             self._held.pop(name, None)
-            self._say(f"chaos: {name} runs again as before, at {now:.1f} s and step {self.recovery.reached}")
+            again = "is on the network again" if held.kind is Kind.CUT else "runs again as before"
+            self._say(f"chaos: {name} {again}, at {now:.1f} s and step {self.recovery.reached}")
+
+    def _continue(self, name: str, kind: Kind) -> None:
+        if kind is Kind.CUT:
+            self._cut_off(name, False)
+        else:
+            self._signal(name, signal.SIGCONT)
 
     def _signal(self, name: str, signum: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):  # it has ended, of which we are told next

@@ -29,6 +29,12 @@ class Kind(enum.StrEnum):
     TERM = "term"  # SIGTERM, which asks a job to save and to stop
     STOP = "stop"  # SIGSTOP, and SIGCONT when the time is over
     SLOW = "slow"  # stopped nine tenths of the time
+    CUT = "cut"  # off the network: nothing goes to it and comes from it
+
+    @property
+    def lasts(self) -> bool:
+        """Does it take a time, and is over then?"""
+        return self in (Kind.STOP, Kind.SLOW, Kind.CUT)
 
 
 @dataclass(frozen=True)
@@ -41,7 +47,7 @@ class Fault:
       seconds: since the job began, a moment from the first to the last; None where steps say when.
       steps: of training, of which the job has made so many, a number from the first to the last.
       every: the fault comes again after so many seconds each time, as long as the job runs; `seconds` is the first.
-      duration: seconds; of STOP and SLOW.
+      duration: seconds; of those that last.
       text: as the user has written it.
     """
 
@@ -67,6 +73,11 @@ class FaultPlan:
     faults: tuple[Fault, ...]
     seed: int = 0
     report: str | None = None
+
+    @property
+    def needs_hosts(self) -> bool:
+        """Must each process be a host in a network?"""
+        return any(fault.kind is Kind.CUT for fault in self.faults)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -126,8 +137,8 @@ def _parse_one(text: str, names: Sequence[str]) -> Fault:
         raise UsageError(
             f"--chaos: {text!r}: the job has no task {match['task']!r}; it has {known}; or say a job, as worker, or any"
         )
-    if match["duration"] and kind in (Kind.KILL, Kind.TERM):
-        raise UsageError(f"--chaos: {text!r}: {kind} takes no time; only stop and slow do")
+    if match["duration"] and not kind.lasts:
+        raise UsageError(f"--chaos: {text!r}: {kind} takes no time; only stop, slow and cut do")
     duration = float(match["duration"] or Fault.duration)
     if steps := _STEPS.fullmatch(match["when"]):
         last = int(steps["last"])
@@ -139,7 +150,7 @@ def _parse_one(text: str, names: Sequence[str]) -> Fault:
         every = last if seconds["every"] else None
         if every is not None and every < 0.1:
             raise UsageError(f"--chaos: {text!r}: a fault comes again every 0.1 s at most")
-        if every is not None and kind in (Kind.STOP, Kind.SLOW) and every <= duration:
+        if every is not None and kind.lasts and every <= duration:
             raise UsageError(
                 f"--chaos: {text!r}: it lasts {duration:g} s, and would come again before that; add +{every / 2:g}s"
             )

@@ -21,6 +21,7 @@ import warnings
 from typing import Any
 
 from tf2dist.launch import network_namespace, user_program
+from tf2dist.launch.emulated_network import Switch
 from tf2dist.system import garbage_collector, gpus, linux
 
 LAST_GRACE = 2.0  # seconds from SIGTERM to SIGKILL when the launcher is gone
@@ -34,10 +35,12 @@ class ForkServer:
     Args:
       control: the socket to the launcher (see `fork_server_client`).
       files: how many files each child may open; see `linux.limit_files`.
+      switch: between the hosts that the children are on; None if they are all on this one.
     """
 
-    def __init__(self, control: socket.socket, files: int) -> None:
+    def __init__(self, control: socket.socket, files: int, switch: Switch | None = None) -> None:
         self.control = control
+        self._switch = switch
         self._files = files
         self._pid = os.getpid()
         # Children are watched through pidfds: epoll returns them in the order in which they ended, however late this
@@ -75,19 +78,28 @@ class ForkServer:
             message, fds = b"", []
         command: dict[str, Any] = json.loads(message) if message else {"end": LAST_GRACE}
         if "fork" in command:
-            return self._fork(command["fork"], command["replaceable"], *fds)
+            return self._fork(command["fork"], command["replaceable"], command["address"], *fds)
+        if "cut" in command and self._switch:
+            (self._switch.cut if command["cut"] else self._switch.restore)(command["address"])
+            return None
         if not message:
             self._epoll.unregister(self.control)
         self._end(command["end"])
         return None
 
-    def _fork(self, key: int, replaceable: bool, spec: int, stdout: int, stderr: int) -> dict[str, Any] | None:
+    def _fork(
+        self, key: int, replaceable: bool, address: str | None, spec: int, stdout: int, stderr: int
+    ) -> dict[str, Any] | None:
         """Forks a child, in a process group of its own, with these descriptors as its stdout and stderr."""
+        if self._switch and address:
+            self._switch.enter_new_host(address)
         # Until the child has reset its handler, a SIGTERM would shut down the socket that it shares with this process.
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # NumPy's idle threads are prepared for a fork
             pid = os.fork()
+        if self._switch and address:
+            (self._switch.leave_host if pid else self._switch.close)()
         if pid == 0:
             linux.die_with_parent(self._pid, signal.SIGKILL)
             os.setpgid(0, 0)  # a group of its own, as a shell's jobs have
@@ -167,9 +179,10 @@ def main() -> None:
     """Runs the fork server; returns only in a forked child, after the user's program.
 
     The arguments are: the directory that holds tf2dist, the launcher's pid, the number of the control socket, how many
-    files a child may open, modules to import with commas between them, and "1" for a network of its own.
+    files a child may open, modules to import with commas between them, "1" for a network of its own, and then, where
+    each child is to be a host in it, the queueing discipline of its link.
     """
-    root, launcher, control, files, modules, isolate = sys.argv[1:7]
+    root, launcher, control, files, modules, isolate, *link = sys.argv[1:8]
     linux.die_with_parent(int(launcher), signal.SIGTERM)
     linux.wait_for_children_oneself()
     if isolate:
@@ -188,7 +201,8 @@ def main() -> None:
     linux.flush()  # or every child would print what imports have printed
     gc.freeze()  # the collector would write to, and so copy, the pages that children share
 
-    server = ForkServer(socket.socket(fileno=int(control)), int(files))
+    switch = Switch(link[0]) if link else None
+    server = ForkServer(socket.socket(fileno=int(control)), int(files), switch)
 
     def end_without_launcher(signum: int, frame: Any) -> None:
         # The kernel sends SIGTERM when the launcher dies, even if another process still holds its end of the socket.

@@ -30,6 +30,8 @@ class ForkServerClient:
       preload: modules to import.
       env: added to the environment.
       isolate: should it, and all that it forks, have a network of its own?
+      link: is each process to be a host in that network? Then the queueing discipline of its link, see
+        `emulated_network`; None if not.
       inherited: file descriptors that it, and all that it forks, has as well.
 
     Raises:
@@ -42,6 +44,7 @@ class ForkServerClient:
         env: Mapping[str, str],
         *,
         isolate: bool = False,
+        link: str | None = None,
         inherited: Sequence[int] = (),
     ) -> None:
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -51,6 +54,7 @@ class ForkServerClient:
         with theirs:
             files = str(linux.usual_files())
             arguments = [_ROOT, str(os.getpid()), str(theirs.fileno()), files, ",".join(preload), "1" * isolate]
+            arguments += [] if link is None else [link]
             flags = cast("list[str]", subprocess._args_from_interpreter_flags())  # type: ignore[attr-defined]
             self.process = subprocess.Popen(
                 [sys.executable, *flags, "-c", _BOOT, *arguments],
@@ -62,7 +66,9 @@ class ForkServerClient:
                 start_new_session=True,  # Ctrl-C goes to the launcher, which decides what it means for the job
             )
 
-    def fork(self, key: int, task: Mapping[str, Any], *, replaceable: bool = False) -> tuple[int, int]:
+    def fork(
+        self, key: int, task: Mapping[str, Any], *, replaceable: bool = False, address: str | None = None
+    ) -> tuple[int, int]:
         """Starts a process; returns the read ends of its stdout and stderr, which do not block.
 
         Args:
@@ -70,6 +76,7 @@ class ForkServerClient:
           task: `name`, `argv`, `env` and `command`, see `process.Process`.
           replaceable: may another one take its place when it has failed? Then nothing is left of its process group
             by the time that its end is reported.
+          address: of the host that it is to be, with the others of its process group.
 
         Raises:
           ConnectionError: the fork server is gone.
@@ -81,7 +88,7 @@ class ForkServerClient:
         try:
             os.write(spec, json.dumps(task).encode())
             os.lseek(spec, 0, os.SEEK_SET)
-            command = {"fork": key, "replaceable": replaceable}
+            command = {"fork": key, "replaceable": replaceable, "address": address}
             socket.send_fds(self.control, [json.dumps(command).encode()], theirs)
         except OSError:
             os.close(stdout)
@@ -93,6 +100,11 @@ class ForkServerClient:
         os.set_blocking(stdout, False)
         os.set_blocking(stderr, False)
         return stdout, stderr
+
+    def cut_off(self, address: str, *, cut: bool) -> None:
+        """Cuts the link of the host with this address, or restores it."""
+        with contextlib.suppress(ConnectionError):  # the fork server is gone, and the host with it
+            self.control.send(json.dumps({"cut": cut, "address": address}).encode())
 
     def end(self, grace: float) -> None:
         """Ends every process: SIGTERM now (once), SIGKILL for what is left after `grace` seconds."""

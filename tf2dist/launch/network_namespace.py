@@ -13,6 +13,7 @@ import select
 import signal
 import socket
 import struct
+from collections.abc import Callable
 
 _CLONE_NEWUSER = 0x10000000
 _CLONE_NEWNET = 0x40000000
@@ -40,14 +41,14 @@ def enter_new() -> None:
         fcntl.ioctl(anything, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", _IFF_UP))
 
 
-def refusal() -> str:
-    """Returns why `enter_new` would fail on this system; empty if it would not. Tries it in a child."""
+def refusal(attempt: Callable[[], object] | None = None) -> str:
+    """Returns why `attempt`, `enter_new` if not given, would fail here; empty if it would not. Tries it in a child."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
         why = ""
         try:
-            enter_new()
+            (attempt or enter_new)()
         except OSError as error:
             why = error.strerror or str(error)
         except BaseException as error:

@@ -88,10 +88,10 @@ class ProcessGroup:
         self._logs = logs
         self._shows_output = logs is None or settings.tee
         self._server = ForkServerClient(
-            settings.preload, {_MARK: self._mark}, isolate=settings.isolate, inherited=inherited
+            settings.preload, {_MARK: self._mark}, isolate=settings.isolate, link=settings.link, inherited=inherited
         )
         if injector:
-            injector.begin_attempt(self._say)
+            injector.begin_attempt(self._say, self._cut_off)
             self._tick(injector)
 
     @property
@@ -203,11 +203,17 @@ class ProcessGroup:
         self._pending.pop(key, None)
         task = {"name": process.name, "argv": list(process.argv), "env": dict(process.env), "command": process.command}
         with contextlib.suppress(ConnectionError):  # the fork server is gone; that is the next event
-            pipes = self._server.fork(key, task, replaceable=process.coordinator is not None)
+            replaceable = process.coordinator is not None
+            pipes = self._server.fork(key, task, replaceable=replaceable, address=process.address)
             for fd, to in zip(pipes, (STDOUT, STDERR), strict=True):
                 plain = process.name == self._settings.quiet_prefix_for
                 shown = b"" if plain else prefix(process.name, key, to)
                 self._streams[fd] = LineSplitter(to, shown, self._tails[key], key)
+
+    def _cut_off(self, name: str, cut: bool) -> None:
+        """Cuts the link of a process, or restores it."""
+        if address := self._processes[self._keys[name]].address:
+            self._server.cut_off(address, cut=cut)
 
     def _on_exit(self, key: int, status: int) -> None:
         """Decides what the exit of a process, with a status that is negative for a signal, means for the rest."""

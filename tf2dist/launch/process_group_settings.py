@@ -25,6 +25,8 @@ class Settings:
       logs: a directory for a file for each process, which takes what it prints.
       tee: show what they print as well.
       isolate: give the processes a network of their own, see `network_namespace`.
+      link: make a host of each process in that network, with a link of this queueing discipline, empty for none; see
+        `emulated_network`. None for no hosts.
       quiet_prefix_for: the name of the process whose lines are shown without a prefix.
       loss_summary: what the loss of a process means, said once, when the first one is started again; empty for nothing.
       faults: that the group is to meet, see `fault_plan`; None for none, and for no report of its steps.
@@ -41,6 +43,7 @@ class Settings:
     logs: str | None = None
     tee: bool = False
     isolate: bool = False
+    link: str | None = None
     quiet_prefix_for: str | None = None
     loss_summary: str = ""
     faults: FaultPlan | None = None

@@ -22,6 +22,7 @@ _OF_THE_PROGRAM = (
 _OF_FILES_TOO = ("FailedPreconditionError", "NotFoundError")  # and of what a task has held that was lost
 _SERVICE = "RPC: /tensorflow.CoordinationService/"  # in the error of a call to it that was not answered
 _TASK = re.compile(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)")
+_CONNECTION = re.compile(r"remote target /job:(\w+)/(?:replica:\d+/)?task:(\d+)")
 _LOSS_TIMEOUT = 0.5  # seconds; TensorFlow may notice the loss of a task before the session does
 
 
@@ -52,6 +53,9 @@ def explain(
         return status_after_loss(), f"{silent} has given no sign of life ({type(error).__name__})"
     if _SERVICE in str(error):
         return status_after_loss(), f"{leader} has not answered in time ({type(error).__name__})"
+    if type(error).__name__ == "UnavailableError" and (found := _CONNECTION.search(str(error))):
+        said = " ".join(str(error).partition("\n")[0].split())
+        return status_after_loss(), f"the connection to {found[1]} {found[2]} was lost: {said}"
     return None
 
 

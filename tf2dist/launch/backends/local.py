@@ -11,9 +11,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tf2dist.cluster.loss_policy import LOST_ANOTHER
-from tf2dist.cluster.spec import Cluster
 from tf2dist.errors import UsageError
-from tf2dist.launch import cluster_layout, fault_plan, free_ports, gpu_sharing, network_namespace, supervisor
+from tf2dist.launch import (
+    cluster_layout,
+    emulated_network,
+    fault_plan,
+    free_ports,
+    gpu_sharing,
+    network_namespace,
+    supervisor,
+)
 from tf2dist.launch.backend import Backend
 from tf2dist.launch.cluster_layout import LOCALHOST, Layout, PlacedTask
 from tf2dist.launch.gpu_sharing import GpuSharing, share_gpus
@@ -59,7 +66,8 @@ def run(
       **settings: see `settings.Settings`. Where the system refuses to isolate, that is printed, and the job runs.
 
     Raises:
-      UsageError: a number is out of its range, there is no such program, or a GPU is asked for that is not there.
+      UsageError: a number is out of its range, there is no such program, a GPU is asked for that is not there, or the
+        system refuses a network of hosts.
     """
     layout = cluster_layout.place_tasks(ps, workers, chief, evaluator)
     sharing = share_gpus(layout, {**os.environ, **(env or {})}, each=gpus_per_worker, memory_mib=gpu_memory)
@@ -81,6 +89,11 @@ class LocalBackend:
         parser.add_argument(
             "--isolate", action="store_true", help="a network of its own for the job, which nobody else reaches"
         )
+        parser.add_argument(
+            "--link",
+            metavar="QDISC",
+            help="the same, in which each task is a host behind a link as tc(8) makes it: 'netem delay 1ms rate 1gbit'",
+        )
         parser.add_argument("--preload", help=argparse.SUPPRESS)  # comma-separated modules
         gpu_sharing.add_arguments(parser)
         fault_plan.add_arguments(parser)
@@ -100,10 +113,13 @@ class LocalBackend:
         env = cluster_layout.task_environment(options)
         inherited = {**os.environ, **env}
         sharing = share_gpus(layout, inherited, each=options.gpus_per_worker, memory_mib=options.gpu_memory)
+        if options.link is not None and (why := emulated_network.check_link(options.link)):
+            raise UsageError(f"--link: {why}")
         if options.dry_run:
             argv = ("python", *python_arguments(program))
             env |= thread_variables(options.threads, layout)
-            for process in _processes(argv, layout, _cluster(layout, options.port), env, sharing):
+            addresses = _addresses(layout, apart=options.link is not None or bool(faults and faults.needs_hosts))
+            for process in _processes(argv, addresses, options.port, env, sharing):
                 command = cluster_layout.as_shell_command(os.getcwd(), process.env, argv)
                 print(f"[{process.name}] {LOCALHOST}: {command}")
             if sharing.note:
@@ -111,7 +127,8 @@ class LocalBackend:
             return 0
         modules: str | None = options.preload
         preload = None if modules is None else tuple(filter(None, modules.split(",")))
-        settings = supervisor.settings_of(options, layout) | {"isolate": options.isolate, "faults": faults}
+        settings = supervisor.settings_of(options, layout)
+        settings |= {"isolate": options.isolate, "link": options.link, "faults": faults}
         return _run(program, layout, options.port, env, preload, options.threads, sharing, settings)
 
 
@@ -128,9 +145,14 @@ def _run(
     sharing: GpuSharing,
     settings: dict[str, Any],
 ) -> int:
-    Settings(**settings)
+    wanted = Settings(**settings)
     argv = python_arguments(program)
-    if settings.get("isolate") and (why := network_namespace.refusal()):
+    if wanted.link is not None or (wanted.faults and wanted.faults.needs_hosts):
+        settings |= {"isolate": True, "link": wanted.link or ""}
+        if why := emulated_network.refusal(settings["link"]):
+            asked = f"--link={wanted.link!r}" if wanted.link else "--chaos: a task that is cut off"
+            raise UsageError(f"{asked} needs a network in which each task is a host, and there can be none here: {why}")
+    elif wanted.isolate and (why := network_namespace.refusal()):
         print(
             f"launch: no private network here ({why.lower()}): other machines can reach the job's ports",
             file=sys.stderr,
@@ -152,7 +174,8 @@ def _run(
 
         def processes() -> list[Process]:
             env = thread_variables(threads, left) | shared
-            return _processes(argv, left, _cluster(left, port, free), env, sharing)
+            addresses = _addresses(left, free, apart=settings.get("link") is not None)
+            return _processes(argv, addresses, port, env, sharing)
 
         def next_attempt(killed: str) -> list[Process]:
             nonlocal left
@@ -172,24 +195,37 @@ def _run(
         ).status
 
 
-def _cluster(layout: Layout, port: int | None, free: Sequence[int] | None = None) -> Cluster:
-    """The cluster on 127.0.0.1; tasks without a port of their own get one of `free` in turn, or follow `port`."""
-    if free:
-        placed = zip(layout.placed, free, strict=False)  # fewer where workers were lost
-        layout = Layout(tuple(PlacedTask(p.task, p.host, p.port or number) for p, number in placed))
-    return layout.cluster(port, address=lambda host: "127.0.0.1")
+def _addresses(layout: Layout, free: Sequence[int] | None = None, *, apart: bool) -> Layout:
+    """The same tasks on 127.0.0.1, or, where they are apart, each on a host of its own.
+
+    Tasks without a port of their own get one of `free` in turn.
+    """
+    ports = free or [None] * len(layout.placed)  # more than tasks where workers were lost
+    return Layout(
+        tuple(
+            PlacedTask(place.task, emulated_network.address(n) if apart else "127.0.0.1", place.port or port)
+            for n, (place, port) in enumerate(zip(layout.placed, ports, strict=False))
+        )
+    )
 
 
 def _processes(
-    argv: Sequence[str], layout: Layout, cluster: Cluster, shared: Mapping[str, str], sharing: GpuSharing
+    argv: Sequence[str],
+    layout: Layout,
+    port: int | None,
+    shared: Mapping[str, str],
+    sharing: GpuSharing,
 ) -> list[Process]:
+    """The tasks at their addresses; those without a port follow `port`."""
+    cluster = layout.cluster(port)
     return [
         Process(
-            str(task),
+            str(place.task),
             argv,
-            {**shared, **sharing.variables[str(task)], "TF_CONFIG": cluster.at(task).to_tf_config()},
-            serves=layout.serves(task),
-            coordinator=str(coordinator) if (coordinator := layout.coordinator_of(task)) else None,
+            {**shared, **sharing.variables[str(place.task)], "TF_CONFIG": cluster.at(place.task).to_tf_config()},
+            serves=layout.serves(place.task),
+            coordinator=str(coordinator) if (coordinator := layout.coordinator_of(place.task)) else None,
+            address=None if place.host in _LOOPBACK else place.host,
         )
-        for task in layout.tasks
+        for place in layout.placed
     ]

@@ -1,0 +1,75 @@
+"""Connections that others have opened in this process: which are found, and how long they are kept."""
+
+import contextlib
+import os
+import socket
+
+import pytest
+
+from tf2dist.system.tcp_sockets import outlive_cut_networks, own_tcp_sockets
+
+DEADLINE = 30.0
+
+
+def limit(end):
+    return end.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+
+
+@pytest.fixture
+def connection():
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        near = stack.enter_context(socket.create_connection(server.getsockname()))
+        yield near, stack.enter_context(server.accept()[0])
+
+
+def test_which_sockets_are_found(connection):
+    """Those of TCP alone, and no descriptor is left."""
+    with socket.socket(socket.AF_UNIX), socket.socket(socket.AF_INET, socket.SOCK_DGRAM):
+        before = len(os.listdir("/proc/self/fd"))
+        names = [found.getsockname() for found in own_tcp_sockets()]
+        assert len(os.listdir("/proc/self/fd")) == before
+    assert {end.getsockname() for end in connection} <= set(names)
+    assert all(isinstance(name, tuple) for name in names)
+
+
+def test_whose_limit_is_changed(connection):
+    """That of gRPC's servers; what others have chosen stays."""
+    near, far = connection
+    near.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 20_000)
+    far.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 7_000)
+    outlive_cut_networks(120.0)
+    assert (limit(near), limit(far)) == (120_000, 7_000)
+
+
+def test_a_process_without_descriptors_is_none_the_worse(monkeypatch):
+    def none_left(path):
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(os, "listdir", none_left)
+    outlive_cut_networks(120.0)
+
+
+def test_servers_of_grpc_have_the_limit_that_is_changed(tf):
+    """A guard: if it fails gRPC has another limit, or TensorFlow sets one, and `outlive_cut_networks` does nothing."""
+    server = tf.distribute.Server.create_local_server()
+    address = server.target.partition("//")[2]
+    port = int(address.rpartition(":")[2])
+
+    def of_server():
+        return {limit(s) for s in own_tcp_sockets() if s.getsockname()[1] == port and connected(s)}
+
+    def connected(end):
+        with contextlib.suppress(OSError):
+            return bool(end.getpeername())
+        return False
+
+    with tf.Graph().as_default(), tf.compat.v1.Session(server.target) as session:
+        # The first connection is to the server itself, in this process.
+        assert session.run(tf.constant(3)) == 3
+        with socket.create_connection(("localhost", port), timeout=DEADLINE) as client:
+            client.settimeout(DEADLINE)
+            assert client.recv(9)  # its settings: it has accepted the connection
+            assert of_server() == {20_000}
+            outlive_cut_networks(120.0)
+            assert of_server() == {120_000}

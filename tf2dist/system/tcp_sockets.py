@@ -1,0 +1,41 @@
+"""TCP connections of this process that others have opened in it, TensorFlow's among them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import stat
+from collections.abc import Generator
+
+# gRPC's servers give up a connection when what they have sent is not acknowledged for so long: 20 s, unless they are
+# told otherwise, and TensorFlow has no option for it (https://github.com/grpc/proposal/blob/master/A18-tcp-user-timeout.md).
+# Then the other side, which learns of it when the network is back, has a server that it takes for dead.
+_GRPC_USER_TIMEOUT = 20_000  # milliseconds
+
+
+def own_tcp_sockets() -> Generator[socket.socket]:
+    """Yields a copy of every TCP socket that this process has open, which is closed when the next one is asked for.
+
+    Raises:
+      OSError: no file descriptor is left to look at the others with.
+    """
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):  # no socket, or closed meanwhile
+            if stat.S_ISSOCK(os.fstat(fd).st_mode):
+                with socket.socket(fileno=os.dup(fd)) as found:
+                    if found.family in (socket.AF_INET, socket.AF_INET6) and found.type == socket.SOCK_STREAM:
+                        yield found
+
+
+def outlive_cut_networks(seconds: float) -> None:
+    """Has gRPC's servers in this process keep a connection for so long when nothing comes through it.
+
+    To be called every few seconds: it acts on the connections that there are, and on those only that have gRPC's own
+    limit. See TCP_USER_TIMEOUT in tcp(7).
+    """
+    level, name = socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT
+    with contextlib.suppress(OSError):  # no file descriptor is left
+        for found in own_tcp_sockets():
+            if found.getsockopt(level, name) == _GRPC_USER_TIMEOUT:
+                found.setsockopt(level, name, int(1000 * seconds))
