@@ -31,6 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--servers", type=int, default=1, help="parameter servers (default: 1)")
     group.add_argument("--batch_ms", type=float, default=100.0, help="that a batch takes (default: 100)")
     group.add_argument("--megabytes", type=float, default=0.0, help="of weights; 0: a few bytes (default: 0)")
+    group.add_argument("--gbit", type=float, help="a second of each task's link (default: they share the loopback)")
+    group.add_argument("--latency_us", type=float, default=0.0, help="of a message through links (default: 0)")
     group.add_argument("--seconds", type=float, default=10.0, help="of each count, before and after (default: 10)")
     group.add_argument(
         "--kill", action=argparse.BooleanOptionalAction, default=True, help="kill one worker with SIGKILL"
@@ -53,8 +55,15 @@ def run(rounds: int, options: argparse.Namespace) -> dict:
         raise UsageError(f"--servers={options.servers} must be at least 1")
     if options.seconds <= 0:
         raise UsageError(f"--seconds={options.seconds:g} must be positive")
+    if options.gbit is not None and not 0 < options.gbit < math.inf:
+        raise UsageError(f"--gbit={options.gbit:g} must be positive")
+    if not 0 <= options.latency_us < math.inf:
+        raise UsageError(f"--latency_us={options.latency_us:g} must be a number that is not negative")
+    if options.latency_us and options.gbit is None:
+        raise UsageError(f"--latency_us={options.latency_us:g} is for links, which --gbit=N makes")
     event = "stop" if options.stopped else "kill" if options.kill else "none"
     size = f", {options.megabytes:g} MB of weights" if options.megabytes else ""
+    size += f", links of {options.gbit:g} Gbit/s" if options.gbit else ""
     print(
         f"{options.servers} ps, a chief and N workers on {os.cpu_count()} cores; {options.batch_ms:g} ms a batch{size} "
         f"(median of {rounds})"
@@ -74,6 +83,8 @@ def run(rounds: int, options: argparse.Namespace) -> dict:
             "workers": workers, "servers": options.servers, "batch_seconds": options.batch_ms / 1e3,
             "megabytes": options.megabytes, "cores": os.cpu_count(),
         }  # fmt: skip
+        if options.gbit:
+            setting |= {"bandwidth": options.gbit * 1e9 / 8, "latency": options.latency_us / 1e6}
         points.append({"setting": setting, "rate": rate, "cores": cores, "fitted": True})
     return {"servers": options.servers, "event": event, "by_workers": figures, "points": points}
 
@@ -93,6 +104,15 @@ def numbers(text: str, name: str) -> list[int]:
     return found
 
 
+def link(gbit: float | None, latency_us: float) -> str | None:
+    """The queueing discipline of each link, for `launch local --link`; a message goes through two of them."""
+    if gbit is None:
+        return None
+    if latency_us:
+        return f"netem delay {latency_us / 2:g}us rate {1e3 * gbit:g}mbit limit 100000"
+    return f"tbf rate {1e3 * gbit:g}mbit burst 256k latency 500ms"
+
+
 def _measure(workers: int, options: argparse.Namespace, event: str) -> dict:
     """Runs a job; returns its `summary`.
 
@@ -106,6 +126,7 @@ def _measure(workers: int, options: argparse.Namespace, event: str) -> dict:
             ps=options.servers,
             workers=workers,
             timeout=_DEADLINE,
+            link=link(options.gbit, options.latency_us),
         )
         if status:
             raise SystemExit(status)

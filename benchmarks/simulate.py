@@ -67,7 +67,7 @@ class Setting:
       bandwidth: of each machine's link, in bytes a second in each direction.
       latency: of a message, in seconds.
       cores: of each machine.
-      together: whether all tasks share one machine, without links.
+      together: whether all tasks share the cores of one machine; each has a link of its own all the same.
     """
 
     workers: int
@@ -91,10 +91,10 @@ class Found:
 
 
 class _Machine:
-    """Cores, and a link in each direction."""
+    """Cores, which it may share with others, and a link in each direction."""
 
-    def __init__(self, env: simpy.Environment, cores: int):
-        self.cores = simpy.Resource(env, cores)
+    def __init__(self, env: simpy.Environment, cores: simpy.Resource):
+        self.cores = cores
         self.sends, self.receives = simpy.Resource(env, 1), simpy.Resource(env, 1)
 
 
@@ -120,10 +120,10 @@ class _Training:
     def __init__(self, setting: Setting, costs: Costs):
         self.env = env = simpy.Environment()
         self._setting, self._costs = setting, costs
-        shared = _Machine(env, setting.cores) if setting.together else None
+        shared = simpy.Resource(env, setting.cores) if setting.together else None
 
         def task() -> _Task:
-            return _Task(env, shared or _Machine(env, setting.cores))
+            return _Task(env, _Machine(env, shared or simpy.Resource(env, setting.cores)))
 
         self.coordinator, self.servers = task(), [task() for _ in range(setting.servers)]
         self.steps = 0
@@ -181,7 +181,7 @@ class _Training:
     def _transfer(self, sender: _Task, receiver: _Task, first, second) -> Generator[Any, Any, None]:
         size = self._setting.megabytes * 1e6 / len(self.servers)
         yield from sender.compute(size * self._costs.byte)
-        if not self._setting.together and size:
+        if size and self._setting.bandwidth < math.inf:
             pieces = max(1, _PIECES // len(self.servers))
             seconds = size / pieces / self._setting.bandwidth
             yield self.env.all_of([self.env.process(self._piece(seconds, first, second)) for _ in range(pieces)])

@@ -1,6 +1,8 @@
 """A training that is killed, stopped and asked to stop on its way, and that says in the end what it has come to.
 
 python -m launch local --ps=1 --workers=2 --chaos=... -- benchmarks.programs.chaos_tf2dist ps OUT STEPS
+
+The process that leads appends the time and its steps to OUT/progress after each execution.
 """
 
 from __future__ import annotations
@@ -19,14 +21,25 @@ _PAUSE = 0.02  # seconds after each execution: steps as short as these would be 
 
 
 def main(name: str, out: pathlib.Path, steps: int) -> None:
-    """Trains `steps` updates, and writes weights and updates to `out`/result.npz."""
+    """Trains `steps` updates, and writes weights and updates to `out`/result.npz.
+
+    It goes on where a checkpoint cannot be written.
+    """
     strategy = tf2dist.join("ps" if name.startswith("ps") else name, replicas=2 if name == "mirrored" else None)
 
     import keras
     import numpy as np
 
-    class Pause(keras.callbacks.Callback):
+    leads = name != "multiworker" or strategy.cluster_resolver.task_id == 0
+
+    class Progress(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            self._before = epoch * STEPS_PER_EPOCH
+
         def on_train_batch_end(self, batch, logs=None):
+            if leads:
+                with open(out / "progress", "a") as file:
+                    file.write(f"{time.time()} {self._before + batch + 1}\n")
             time.sleep(_PAUSE)
 
     draw = np.random.default_rng(0)
@@ -52,10 +65,13 @@ def main(name: str, out: pathlib.Path, steps: int) -> None:
         epochs=steps // STEPS_PER_EPOCH,
         steps_per_execution=STEPS_PER_EXECUTION,
         parameter_server=tf2dist.ParameterServer("sync" if name == "ps-sync" else "async"),
-        callbacks=[Pause(), tf2dist.Checkpoint(out / "checkpoints", every_steps=CHECKPOINT_STEPS)],
+        callbacks=[
+            Progress(),
+            tf2dist.Checkpoint(out / "checkpoints", every_steps=CHECKPOINT_STEPS, required=False),
+        ],
         verbose=0,
     )
-    if name != "multiworker" or strategy.cluster_resolver.task_id == 0:
+    if leads:
         weights = {f"weight {n}": weight for n, weight in enumerate(model.get_weights())}
         np.savez(out / "result.npz", updates=tf2dist.updates(model), **weights)
 

@@ -52,7 +52,19 @@ def test_counts_that_are_not_exact_end_it(wrong):
 
 WRONG = {
     **dict.fromkeys(
-        ["--workers=", "--workers=1,x", "--workers=0", "--seconds=0", "--servers=0", "--batch_ms=0", "--batch_ms=nan"],
+        [
+            "--workers=",
+            "--workers=1,x",
+            "--workers=0",
+            "--seconds=0",
+            "--servers=0",
+            "--batch_ms=0",
+            "--batch_ms=nan",
+            "--gbit=0",
+            "--gbit=inf",
+            "--latency_us=-1",
+            "--megabytes=nan",
+        ],
         "must be",
     ),
     "--report=/nowhere/it": "cannot be written",
