@@ -39,7 +39,7 @@ fuzz: $(VENV)/installed-test  ## N random trainings a strategy, compared with th
 	$(BIN)/python -m tests.differential --seeds=0:$(N)
 
 MOMENTS ?= 20
-chaos: $(VENV)/installed-test  ## every task of every strategy killed, stopped and asked to stop at MOMENTS moments
+chaos: $(VENV)/installed-test  ## every task of every strategy killed, stopped, asked to stop and cut off at MOMENTS moments
 	$(BIN)/python -m benchmarks chaos --moments=$(MOMENTS)
 
 check: $(VENV)/installed-dev  ## format, lint, who imports whom, and types

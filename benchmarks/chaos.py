@@ -35,10 +35,11 @@ from tf2dist.system.output_files import write_text
 
 _KINDS = {"kill": "", "term": "", "stop": "+2s", "cut": "+2s"}
 _OF_JOBS = {"launcher": "kill", "disk": "full"}  # what is done to the job as a whole, and how the table calls it
-_FULL_SECONDS = 2.0
+_FULL_SECONDS = 30.0  # at most, until a checkpoint could not be written
+_NOT_WRITTEN = "cannot be written: No space left on device"
 _DISK = "4m"  # where checkpoints are, if it is to be full
 _GONE_SECONDS = 30.0  # in which nothing may be left of a job whose launcher was killed
-_MARK = "TF2DIST_CHAOS_JOB"  # in the environment of all that a job starts
+_MARK = "CHAOS_JOB"  # in the environment of all that a job starts
 _FAULTS = 4  # of one job, each in its own part of the training
 _STEPS = 20 * STEPS_PER_EPOCH
 _DEADLINE = 400.0  # seconds for one job
@@ -226,7 +227,8 @@ def _fill_disk(strategy: str, steps: list[int]) -> tuple[dict, dict | None]:
                     break
                 began, reached = time.time(), _progress(out)[-1][1]
                 # The disk is mounted for the job alone.
-                _fill(pathlib.Path(f"/proc/{job.pid}/root") / disk.relative_to("/"))
+                if not _fill(pathlib.Path(f"/proc/{job.pid}/root") / disk.relative_to("/"), out / "said"):
+                    break
                 faults.append((began, began, reached))
             found, result = _finish(strategy, out, job)
         found["faults"] = [_effect(out, *fault) for fault in faults]
@@ -234,8 +236,9 @@ def _fill_disk(strategy: str, steps: list[int]) -> tuple[dict, dict | None]:
 
 
 class _Job(subprocess.Popen):
-    """A launcher, and the mark in the environment of all that it starts."""
+    """A launcher, when it was started, and the mark in the environment of all that it starts."""
 
+    began: float
     mark: str
 
 
@@ -243,20 +246,17 @@ class _Job(subprocess.Popen):
 def _job(
     strategy: str, out: pathlib.Path, faults: str = "none", seed: int = 0, prefix: list[str] | None = None
 ) -> Generator[_Job]:
-    mark = uuid.uuid4().hex
-    job = _Job(
-        [
-            *(prefix or ()),
-            *(sys.executable, "-m", "launch", "local", *JOBS[strategy][0], f"--max_restarts={2 * _FAULTS}"),
-            *(f"--timeout={_DEADLINE}", f"--chaos={faults}", f"--chaos_seed={seed}"),
-            *(f"--chaos_report={out / 'chaos.json'}", "--"),
-            *(f"{programs.__name__}.chaos_tf2dist", strategy, str(out), str(_STEPS)),
-        ],
-        stdout=subprocess.DEVNULL,
-        stderr=open(out / "said", "w"),  # noqa: SIM115 - closed by the job's end
-        env={**os.environ, _MARK: mark},
-    )
-    job.mark = mark
+    mark, began = uuid.uuid4().hex, time.time()
+    command = [
+        *(prefix or ()),
+        *(sys.executable, "-m", "launch", "local", *JOBS[strategy][0], f"--max_restarts={2 * _FAULTS}"),
+        *(f"--timeout={_DEADLINE}", f"--chaos={faults}", f"--chaos_seed={seed}"),
+        *(f"--chaos_report={out / 'chaos.json'}", "--"),
+        *(f"{programs.__name__}.chaos_tf2dist", strategy, str(out), str(_STEPS)),
+    ]
+    with open(out / "said", "w") as said:
+        job = _Job(command, stdout=subprocess.DEVNULL, stderr=said, env={**os.environ, _MARK: mark})
+    job.began, job.mark = began, mark
     try:
         yield job
     finally:
@@ -282,17 +282,20 @@ def _directory() -> Generator[pathlib.Path]:
         yield pathlib.Path(directory)
 
 
-def _fill(disk: pathlib.Path) -> None:
-    """Leaves no room on a disk for a while, whatever is deleted meanwhile."""
+def _fill(disk: pathlib.Path, said: pathlib.Path) -> bool:
+    """Fills a disk until the job says that a checkpoint could not be written; False if it never does."""
     ballast, end = disk / "ballast", time.monotonic() + _FULL_SECONDS
+    before, failed = said.read_text().count(_NOT_WRITTEN), False
     with contextlib.suppress(FileNotFoundError):  # the job has ended meanwhile, and its disk is gone
         with open(ballast, "wb", buffering=0) as file:
-            while time.monotonic() < end:
+            while not failed and time.monotonic() < end:
                 try:
                     file.write(bytes(1 << 12))
                 except OSError:
+                    failed = said.read_text().count(_NOT_WRITTEN) > before
                     time.sleep(0.001)
         ballast.unlink()
+    return failed
 
 
 def _progress(out: pathlib.Path) -> list[tuple[float, int]]:
@@ -307,7 +310,7 @@ def _progress(out: pathlib.Path) -> list[tuple[float, int]]:
 
 def _reaches(out: pathlib.Path, step: int, job: _Job) -> bool:
     """Waits until a job has made so many steps; False if it has ended before."""
-    while not any(steps >= step for _, steps in _progress(out)):
+    while not any(at > job.began and steps >= step for at, steps in _progress(out)):
         if job.poll() is not None:
             return False
         time.sleep(0.01)

@@ -3,6 +3,7 @@
 import contextlib
 import socket
 import threading
+import time
 
 import pytest
 
@@ -227,6 +228,20 @@ class TestServeUntilDone:
         other.say("done")
         other.socket.shutdown(socket.SHUT_WR)
         serving.result(DEADLINE)
+
+
+def test_connections_of_servers_outlive_a_network_that_is_cut(monkeypatch):
+    """TensorFlow's own in this process: longer than a task may be silent."""
+    monkeypatch.setattr(heartbeat, "PING_INTERVAL", 0.01)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 20_000)  # as gRPC does
+        stop = heartbeat.start_heartbeats([])
+        deadline = time.monotonic() + DEADLINE
+        while server.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 20_000:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        stop()
+        assert server.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 120_000
 
 
 def test_all_connections_to_a_task_that_is_lost_are_ended():

@@ -193,7 +193,7 @@ class TestLead:
 
         lines = [connect("ps", 0)]
         lead(*lines, fatal=bool)
-        monkeypatch.setattr(heartbeat.os, "listdir", fail)
+        monkeypatch.setattr(os, "listdir", fail)
         lines[0][1].end()
         assert ended.result(DEADLINE) == "ps 0 at ps0:2222 is gone: it ended before the job was done"
         said = "tf2dist: other connections to ps 0 at ps0:2222 are left open: Too many open files\n"

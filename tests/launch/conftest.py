@@ -14,6 +14,7 @@ import uuid
 import pytest
 
 import launch
+from tf2dist.launch import emulated_network
 from tf2dist.system import linux
 
 DEADLINE = 120.0  # seconds; nothing here takes long, but the machine may be busy
@@ -85,6 +86,13 @@ def environment(monkeypatch):
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     root = os.path.dirname(os.path.dirname(launch.__file__))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])))
+
+
+@pytest.fixture(scope="session")
+def hosts():
+    """For jobs whose tasks are hosts in a network of their own."""
+    if why := emulated_network.refusal():
+        pytest.skip(f"there can be no network of hosts here: {why}")
 
 
 @pytest.fixture

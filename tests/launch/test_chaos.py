@@ -129,18 +129,23 @@ JOBS = {
     "ps": (["--ps=1", "--workers=2"], "kill:worker-1@step100..400", 0),
     "ps-server": (["--ps=1", "--workers=2", "--max_restarts=2"], "kill:ps-0@step200..400", 1),
     "multiworker": (["--workers=2", "--max_restarts=2"], "kill:worker-1@step200..400", 1),
+    # Longer than what gRPC's servers wait for, and shorter than what counts as lost.
+    "ps-cut": (["--ps=1", "--workers=2", "--max_restarts=2"], "cut:ps-0@step100..400+25s", 0),
+    "multiworker-cut": (["--workers=2", "--max_restarts=2"], "cut:worker-1@step100..400+25s", 0),
 }
 
 
-@pytest.mark.parametrize("case", sampled(JOBS, (), ("ps", "multiworker")))
-def test_a_training_comes_through(tmp_path, case):
+@pytest.mark.parametrize("case", sampled(JOBS, (), ("ps", "multiworker", "ps-cut")))
+def test_a_training_comes_through(tmp_path, case, request):
     """Every step is counted, and where the job is started again, those that are made again."""
     options, fault, restarts = JOBS[case]
+    if fault.startswith("cut"):
+        request.getfixturevalue("hosts")
     report, of_job = tmp_path / "chaos.json", tmp_path / "job.json"
     done = subprocess.run(
         [
             *(sys.executable, "-m", "launch", "local", *options, f"--chaos={fault}", f"--chaos_report={report}", "--"),
-            *("trainers.mnist", "--dataset=digits", f"--strategy={'ps' if 'ps' in case else case}", "--epochs=50"),
+            *("trainers.mnist", "--dataset=digits", f"--strategy={case.partition('-')[0]}", "--epochs=50"),
             f"--report={of_job}",
         ],
         capture_output=True, text=True, timeout=280, check=False, env=os.environ,

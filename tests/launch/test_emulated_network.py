@@ -2,18 +2,21 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
 from tf2dist.launch import emulated_network, network_namespace
+from tf2dist.system import linux
 
-REFUSED = emulated_network.refusal()
-needs_hosts = pytest.mark.skipif(bool(REFUSED), reason=f"no network of hosts here: {REFUSED}")
+needs_hosts = pytest.mark.usefixtures("hosts")
 SLOW_LINK = "tbf rate 80mbit burst 32k latency 50ms"  # 10 MB/s
 PEERS = """
 import socket
+from tf2dist.system.step_file import StepFile, Steps
 cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]
 
 def address(name):
@@ -30,14 +33,16 @@ def connect(name):
             return socket.create_connection(address(name), timeout=20)
         except OSError:
             time.sleep(0.05)
+
+def make_a_step():
+    "The moment of the fault."
+    StepFile(os.environ["TF2DIST_STEP_FILE"]).write(Steps(0, 1, 1))
 """
 
 
 def test_addresses():
-    numbers = [0, 1, 254, 255, 1000, 64999]
-    assert [emulated_network.address(n) for n in numbers] == [
-        "10.77.0.1", "10.77.0.2", "10.77.0.255", "10.77.1.0", "10.77.3.233", "10.77.253.232"
-    ]  # fmt: skip
+    found = [emulated_network.address(n) for n in (0, 1, 254, 255, 999)]
+    assert found == ["10.77.0.1", "10.77.0.2", "10.77.0.255", "10.77.1.0", "10.77.3.232"]
 
 
 @pytest.mark.parametrize("link", ["", " ", "netem; rm -rf /", "netem delay $(id)", "pfifo\nlimit 9 'x'", "a " * 65])
@@ -132,6 +137,8 @@ if me == "worker 0":
     print("silent for", longest, flush=True)
 else:
     peer = connect("worker 0")
+    peer.sendall(b"x")
+    make_a_step()
     end = time.monotonic() + 6
     while time.monotonic() < end:
         peer.sendall(b"x")
@@ -143,7 +150,7 @@ else:
 @pytest.mark.parametrize("who", ["worker-0", "worker-1"])
 def test_a_link_that_is_cut(run, who):
     """For so long as was asked; no connection is lost."""
-    status, out, error = run(PEERS + TALK, "--workers=2", f"--chaos=cut:{who}@2s+2s")
+    status, out, error = run(PEERS + TALK, "--workers=2", f"--chaos=cut:{who}@step1+2s")
     assert status == 0, error
     assert 1.8 < float(out.split()[-1]) < 6  # the sender's kernel tries again later and later
     assert f"launch: chaos: cut {who.replace('-', ' ')} for 2 s, at " in error
@@ -188,6 +195,7 @@ if me == "worker 0":
 elif me == "chief 0":
     pid = lambda: connect("worker 0").recv(100)
     first = pid()
+    make_a_step()
     try:
         while True:
             socket.create_connection(address("worker 0"), timeout=2).close()
@@ -202,11 +210,82 @@ elif me == "chief 0":
 def test_a_task_that_is_started_again_has_the_address(run):
     """And is on the network, although the one before was cut off when it died."""
     status, out, error = run(
-        "import contextlib\n" + PEERS + REPLACED, "--ps=1", "--workers=1", "--chaos=cut:worker-0@2s+500s"
+        "import contextlib\n" + PEERS + REPLACED, "--ps=1", "--workers=1", "--chaos=cut:worker-0@step1+500s"
     )
     assert status == 0, error
     assert "two processes True" in out
     assert "worker 0 ended killed by SIGKILL; it is started again" in error
+
+
+STUCK = """
+if me == "worker 0":
+    if not (here / "died").exists():
+        peer = connect("ps 0")
+        peer.settimeout(1)
+        try:
+            while True:
+                peer.sendall(bytes(1 << 20))  # more and more, which nobody takes
+        except TimeoutError:
+            (here / "died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+    listen().accept()[0].sendall(b"back")
+elif me == "ps 0":
+    peer = listen().accept()
+    wait_for("reached")
+else:
+    wait_for("died")
+    print(connect("worker 0").recv(100), flush=True)
+    (here / "reached").touch()
+"""
+
+
+@needs_hosts
+def test_what_is_left_to_send_of_a_task_before_does_not_disturb(run):
+    """The kernel goes on with its connection, from the same address, for as long as it is not told otherwise."""
+    status, out, error = run(PEERS + STUCK, "--ps=1", "--workers=1", "--link=pfifo limit 1000")
+    assert status == 0, error
+    assert "b'back'" in out
+
+
+@needs_hosts
+@pytest.mark.parametrize("asked", ["cut:worker-1@step1+500s", "none"])
+def test_the_end_of_what_starts_the_processes(start, tmp_path, asked):
+    """Also while one is cut off: it is said, and a report is written."""
+    report = tmp_path / "report.json"
+    code = "if me == 'worker 0': make_a_step()\nprint('runs', flush=True)\ntime.sleep(500)"
+    job = start(PEERS + code, "--workers=2", "--link=pfifo limit 9", f"--chaos={asked}", f"--chaos_report={report}")
+    job.until("runs", 2)
+    time.sleep(0.5)
+    os.kill(job.helper(), signal.SIGKILL)
+    status, _, error = job.finish()
+    assert status == 1
+    assert "Traceback" not in error
+    assert "that had started worker 0, worker 1 failed" in error
+    assert len(json.loads(report.read_text())["faults"]) == (asked != "none")
+
+
+@needs_hosts
+def test_a_signal_to_all_processes_while_hosts_are_made(start, tmp_path):
+    """It reaches the commands that make them, and the job saves all the same."""
+    (tmp_path / "bin").mkdir()
+    slow = tmp_path / "bin" / "ip"
+    real = emulated_network._where("ip")
+    slow.write_text(f'#!/bin/bash\nsleep 1; exec {real} "$@"\n')  # sh lets all signals through
+    slow.chmod(0o755)
+    code = "signal.signal(signal.SIGTERM, lambda *_: os._exit(75))\nprint('runs', flush=True)\ntime.sleep(500)"
+    env = {"PATH": f"{tmp_path}/bin{os.pathsep}{os.environ['PATH']}"}
+    job = start(code, "--workers=2", "--link=pfifo limit 9", env=env)
+    job.until("runs")  # one of them; the other's network is being made
+    linux.kill(job.left(), signal.SIGTERM)
+    status, _, error = job.finish()
+    assert status == 75, error
+    assert job.all_gone()
+
+
+def test_more_tasks_than_a_network_has_room_for(run):
+    status, _, error = run("pass", "--workers=1001", "--link=pfifo")
+    assert (status, error.count("\n")) == (2, 1)
+    assert "a network has room for 1000 tasks, found 1001" in error
 
 
 @pytest.mark.slow

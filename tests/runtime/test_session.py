@@ -219,6 +219,7 @@ NO_CONNECTION = (
             "",
             "the connection to ps 0 was lost: Copy failed: Connection reset by peer",
         ),
+        ("UnavailableError", NO_CONNECTION.replace("Connection  reset by peer", "HTTP status 503"), "", None),
         ("UnavailableError", NO_CONNECTION, "ps 0 is gone", "ps 0 is gone (UnavailableError)"),
         ("InvalidArgumentError", "said", "ps 0 is gone", None),
         ("ResourceExhaustedError", "said", "ps 0 is gone", None),

@@ -42,6 +42,16 @@ def test_whose_limit_is_changed(connection):
     assert (limit(near), limit(far)) == (120_000, 7_000)
 
 
+def test_how_others_use_their_sockets_stays(connection):
+    """Also where new ones get a limit of their own, which a copy would share."""
+    socket.setdefaulttimeout(30.0)
+    try:
+        outlive_cut_networks(120.0)
+    finally:
+        socket.setdefaulttimeout(None)
+    assert all(os.get_blocking(end.fileno()) for end in connection)
+
+
 def test_a_process_without_descriptors_is_none_the_worse(monkeypatch):
     def none_left(path):
         raise OSError(24, "Too many open files")

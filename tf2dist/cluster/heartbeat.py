@@ -145,7 +145,7 @@ class TaskConnection:
 def start_heartbeats(connections: Sequence[TaskConnection]) -> Callable[[], None]:
     """Sends heartbeats over `connections` from a thread; returns a function that stops it.
 
-    It also has TensorFlow's own connections outlast the grace period, see `outlive_cut_networks`.
+    It also has TensorFlow's servers here keep their connections for longer than that, see `outlive_cut_networks`.
 
     Args:
       connections: may change while the heartbeats are sent.

@@ -1,16 +1,18 @@
 """A network of a job's own in which each task is a host, whose link can be cut, or be as slow as a real one.
 
 Each task has a network namespace with one interface, `eth0`, whose other end (veth(4)) is a port of a bridge in the
-fork server's own namespace (see `network_namespace`). Nothing of it has a name outside, and with the last process of a
-namespace the kernel removes what is in it. The commands `ip` and `tc` of iproute2 make it.
+fork server's own namespace (see `network_namespace`). Nothing of it has a name outside, and all of it goes with the
+fork server: the kernel removes a namespace that no process is in. The commands `ip` and `tc` of iproute2 make it.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import re
 import shutil
+import signal
 import subprocess
 from collections.abc import Sequence
 from typing import Any
@@ -23,12 +25,14 @@ _CAP_NET_ADMIN = 12
 _CAPABILITY_VERSION = 0x20080522
 _BRIDGE = "tf2dist"
 _TIMEOUT = 20.0  # seconds for one command
+MOST_HOSTS = 1000  # a bridge has 1,023 ports
+_GONE = "Cannot find device"
 _WORD = re.compile(r"[\w.%:/+-]{1,64}", re.ASCII)
 _MOST_WORDS = 64
 
 
 def address(number: int) -> str:
-    """The address of host `number`, from 0 to 65,000."""
+    """The address of host `number`, from 0 to `MOST_HOSTS` - 1."""
     return f"10.77.{(number + 1) >> 8}.{(number + 1) & 255}"
 
 
@@ -47,8 +51,7 @@ class Switch:
         self._ports: dict[str, str] = {}  # names of interfaces by addresses of hosts
         self._made = 0
         self._fd = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-        _ip("link add", _BRIDGE, "type bridge")
-        _ip("link set", _BRIDGE, "up")
+        _ip(f"link add {_BRIDGE} type bridge", f"link set {_BRIDGE} up")
 
     def enter_new_host(self, at: str) -> None:
         """Moves this thread to a new host with this address; what it forks is on it. `leave_host` moves it back.
@@ -56,16 +59,18 @@ class Switch:
         Raises:
           OSError: the system does not allow it.
         """
+        if at in self._ports:  # the kernel may yet send what the task before has left, and hold its interface for that
+            self._on_switch(f"link delete {self._ports[at]}", may_be_gone=True)
         _check(_libc().unshare(_CLONE_NEWNET))
         self._made += 1
         port = self._ports[at] = f"port{self._made}"
         # A host that takes another's place has its hardware address, too, so that nobody has to forget the old one.
         hardware = ":".join(f"{byte:02x}" for byte in (2, 0, *map(int, at.split("."))))
-        self._on_switch(f"link add {port} type veth peer name eth0 address {hardware} netns {os.getpid()}")
-        self._on_switch(f"link set {port} master {_BRIDGE} up")
-        _ip("link set lo up")
-        _ip(f"address add {at}/16 dev eth0")
-        _ip("link set eth0 up")
+        self._on_switch(
+            f"link add {port} type veth peer name eth0 address {hardware} netns {os.getpid()}",
+            f"link set {port} master {_BRIDGE} up",
+        )
+        _ip("link set lo up", f"address add {at}/16 dev eth0", "link set eth0 up")
         if self._link:
             _run(["tc", "qdisc", "add", "dev", "eth0", "root", *self._link])
             _run(["tc", "qdisc", "add", "dev", port, "root", *self._link], self._fd)
@@ -87,10 +92,14 @@ class Switch:
         os.close(self._fd)
 
     def _set_master(self, at: str, master: str) -> None:
-        self._on_switch(f"link set {self._ports[at]} {master}", may_fail=True)  # its processes may have ended
+        self._on_switch(f"link set {self._ports[at]} {master}", may_be_gone=True)  # its processes may have ended
 
-    def _on_switch(self, command: str, *, may_fail: bool = False) -> None:
-        _run(["ip", *command.split()], self._fd, may_fail=may_fail)
+    def _on_switch(self, *commands: str, may_be_gone: bool = False) -> None:
+        try:
+            _ip(*commands, namespace=self._fd)
+        except OSError as error:
+            if not may_be_gone or _GONE not in str(error):
+                raise
 
 
 def check_link(link: str) -> str:
@@ -117,12 +126,20 @@ def _where(name: str) -> str | None:
     return shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin")  # where users often do not look
 
 
-def _ip(*words: str) -> None:
-    _run(["ip", *" ".join(words).split()])
+def _ip(*commands: str, namespace: int | None = None) -> None:
+    """Has ip(8) carry out several commands, up to the first that fails; see `_run`."""
+    _run(["ip", "-batch", "-"], namespace, "\n".join(commands))
 
 
-def _run(command: Sequence[str], namespace: int | None = None, *, may_fail: bool = False) -> None:
-    """Runs a command in a network namespace, given as a file descriptor; in this thread's if none is."""
+def _run(command: Sequence[str], namespace: int | None = None, given: str = "") -> None:
+    """Runs a command in a network namespace, given as a file descriptor; in this thread's if none is.
+
+    Args:
+      given: its standard input.
+
+    Raises:
+      OSError: it has failed.
+    """
     libc = _libc()
 
     def prepare() -> None:  # in the child
@@ -130,14 +147,21 @@ def _run(command: Sequence[str], namespace: int | None = None, *, may_fail: bool
         if namespace is not None:
             _check(libc.setns(namespace, _CLONE_NEWNET))
 
-    done = subprocess.run(
-        [_where(command[0]) or command[0], *command[1:]],
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace",
-        preexec_fn=prepare, timeout=_TIMEOUT, check=False,
-    )  # fmt: skip
-    if done.returncode and not may_fail:
+    # Who signals all processes of a job at once asks it to save, and would end the command, and the job with it.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    try:
+        done = subprocess.run(
+            [_where(command[0]) or command[0], *command[1:]],
+            input=given, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace",
+            preexec_fn=prepare, timeout=_TIMEOUT, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise OSError(errno.ETIMEDOUT, f"{' '.join(command)} has not ended in {_TIMEOUT:g} s") from None
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    if done.returncode:
         said = " ".join(done.stderr.split()) or f"status {done.returncode}"
-        raise OSError(0, f"{' '.join(command)}: {said}")
+        raise OSError(errno.EPERM, f"{'; '.join(given.splitlines()) or ' '.join(command)}: {said}")
 
 
 def _keep_net_admin(libc: Any) -> None:

@@ -18,7 +18,8 @@ import socket
 import sys
 import time
 import warnings
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from tf2dist.launch import network_namespace, user_program
 from tf2dist.launch.emulated_network import Switch
@@ -27,6 +28,7 @@ from tf2dist.system import garbage_collector, gpus, linux
 LAST_GRACE = 2.0  # seconds from SIGTERM to SIGKILL when the launcher is gone
 _TICK = 1.0  # seconds between two looks for orphans that have ended
 _TICK_WHILE_ENDING = 0.02
+_Result = TypeVar("_Result")
 
 
 class ForkServer:
@@ -80,7 +82,8 @@ class ForkServer:
         if "fork" in command:
             return self._fork(command["fork"], command["replaceable"], command["address"], *fds)
         if "cut" in command and self._switch:
-            (self._switch.cut if command["cut"] else self._switch.restore)(command["address"])
+            change = self._switch.cut if command["cut"] else self._switch.restore
+            _or_exit(lambda: change(command["address"]))
             return None
         if not message:
             self._epoll.unregister(self.control)
@@ -92,7 +95,8 @@ class ForkServer:
     ) -> dict[str, Any] | None:
         """Forks a child, in a process group of its own, with these descriptors as its stdout and stderr."""
         if self._switch and address:
-            self._switch.enter_new_host(address)
+            enter = self._switch.enter_new_host
+            _or_exit(lambda: enter(address))
         # Until the child has reset its handler, a SIGTERM would shut down the socket that it shares with this process.
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
         with warnings.catch_warnings():
@@ -175,6 +179,14 @@ class ForkServer:
         return False
 
 
+def _or_exit(action: Callable[[], _Result]) -> _Result:
+    """Calls a function; ends this process, with one line, where the system does not allow what it does."""
+    try:
+        return action()
+    except OSError as error:
+        sys.exit(f"the network of the job's hosts: {error.strerror or error}")
+
+
 def main() -> None:
     """Runs the fork server; returns only in a forked child, after the user's program.
 
@@ -201,7 +213,7 @@ def main() -> None:
     linux.flush()  # or every child would print what imports have printed
     gc.freeze()  # the collector would write to, and so copy, the pages that children share
 
-    switch = Switch(link[0]) if link else None
+    switch = _or_exit(lambda: Switch(link[0])) if link else None
     server = ForkServer(socket.socket(fileno=int(control)), int(files), switch)
 
     def end_without_launcher(signum: int, frame: Any) -> None:

@@ -432,6 +432,8 @@ class ProcessGroup:
         """Reads what is left in the pipes and says why the group ended, once the fork server is gone."""
         self._alive = False
         self._alarms.clear()
+        if self._injector:
+            self._injector.release()
         log = self._server.log().splitlines()
         status = self._server.close()
         if status != 0:

@@ -23,6 +23,9 @@ _OF_FILES_TOO = ("FailedPreconditionError", "NotFoundError")  # and of what a ta
 _SERVICE = "RPC: /tensorflow.CoordinationService/"  # in the error of a call to it that was not answered
 _TASK = re.compile(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)")
 _CONNECTION = re.compile(r"remote target /job:(\w+)/(?:replica:\d+/)?task:(\d+)")
+_OF_CONNECTIONS = (  # an answer may say so too, for reasons of its own
+    "Connection reset", "Connection timed out", "Socket closed", "Broken pipe", "failed to connect",
+)  # fmt: skip
 _LOSS_TIMEOUT = 0.5  # seconds; TensorFlow may notice the loss of a task before the session does
 
 
@@ -53,8 +56,8 @@ def explain(
         return status_after_loss(), f"{silent} has given no sign of life ({type(error).__name__})"
     if _SERVICE in str(error):
         return status_after_loss(), f"{leader} has not answered in time ({type(error).__name__})"
-    if type(error).__name__ == "UnavailableError" and (found := _CONNECTION.search(str(error))):
-        said = " ".join(str(error).partition("\n")[0].split())
+    said, found = " ".join(str(error).partition("\n")[0].split()), _CONNECTION.search(str(error))
+    if type(error).__name__ == "UnavailableError" and found and any(part in said for part in _OF_CONNECTIONS):
         return status_after_loss(), f"the connection to {found[1]} {found[2]} was lost: {said}"
     return None
 

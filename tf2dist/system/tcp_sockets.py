@@ -12,10 +12,13 @@ from collections.abc import Generator
 # told otherwise, and TensorFlow has no option for it (https://github.com/grpc/proposal/blob/master/A18-tcp-user-timeout.md).
 # Then the other side, which learns of it when the network is back, has a server that it takes for dead.
 _GRPC_USER_TIMEOUT = 20_000  # milliseconds
+_ANY_STREAM = socket.SOCK_STREAM | socket.SOCK_NONBLOCK
 
 
 def own_tcp_sockets() -> Generator[socket.socket]:
     """Yields a copy of every TCP socket that this process has open, which is closed when the next one is asked for.
+
+    They are its owners': nothing may be sent, received, or set in which these would notice a change.
 
     Raises:
       OSError: no file descriptor is left to look at the others with.
@@ -23,8 +26,10 @@ def own_tcp_sockets() -> Generator[socket.socket]:
     for fd in map(int, os.listdir("/proc/self/fd")):
         with contextlib.suppress(OSError):  # no socket, or closed meanwhile
             if stat.S_ISSOCK(os.fstat(fd).st_mode):
-                with socket.socket(fileno=os.dup(fd)) as found:
-                    if found.family in (socket.AF_INET, socket.AF_INET6) and found.type == socket.SOCK_STREAM:
+                # Where the type says that it does not block Python leaves this as it is, which a copy shares.
+                with socket.socket(type=_ANY_STREAM, fileno=os.dup(fd)) as found:
+                    kind = found.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE)
+                    if found.family in (socket.AF_INET, socket.AF_INET6) and kind == socket.SOCK_STREAM:
                         yield found
 
 
@@ -37,5 +42,6 @@ def outlive_cut_networks(seconds: float) -> None:
     level, name = socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT
     with contextlib.suppress(OSError):  # no file descriptor is left
         for found in own_tcp_sockets():
-            if found.getsockopt(level, name) == _GRPC_USER_TIMEOUT:
-                found.setsockopt(level, name, int(1000 * seconds))
+            with contextlib.suppress(OSError):  # another protocol of streams
+                if found.getsockopt(level, name) == _GRPC_USER_TIMEOUT:
+                    found.setsockopt(level, name, int(1000 * seconds))

@@ -149,6 +149,8 @@ def _run(
     argv = python_arguments(program)
     if wanted.link is not None or (wanted.faults and wanted.faults.needs_hosts):
         settings |= {"isolate": True, "link": wanted.link or ""}
+        if len(layout.tasks) > emulated_network.MOST_HOSTS:
+            raise UsageError(f"a network has room for {emulated_network.MOST_HOSTS} tasks, found {len(layout.tasks)}")
         if why := emulated_network.refusal(settings["link"]):
             asked = f"--link={wanted.link!r}" if wanted.link else "--chaos: a task that is cut off"
             raise UsageError(f"{asked} needs a network in which each task is a host, and there can be none here: {why}")
