@@ -85,6 +85,29 @@ def test_a_server_that_is_stopped_when_the_job_is_done(run):
     assert "did not end within" not in error
 
 
+STEPS = """
+from tf2dist.system.step_file import StepFile, Steps
+file = StepFile(os.environ["TF2DIST_STEP_FILE"])
+for step in range(10_000):
+    file.write(Steps(0, 1, step))
+    time.sleep(0.1)
+"""
+
+
+@pytest.mark.slow
+def test_a_job_that_a_time_limit_ends_had_recovered(run, tmp_path):
+    """No fault has ended it."""
+    report = tmp_path / "report.json"
+    code = f"if me == 'worker 1': time.sleep(500)\n{STEPS}"
+    status, _, error = run(
+        code, "--workers=2", "--chaos=stop:worker-1@step3+0.2s", "--timeout=5", f"--chaos_report={report}"
+    )
+    assert status == 1
+    assert "had not ended after 5 s" in error
+    [effect] = json.loads(report.read_text())["faults"]
+    assert 0 < effect["recovery_seconds"] < 5
+
+
 @pytest.mark.slow
 def test_output_that_nobody_reads_holds_up_no_fault(start):
     """Of a launcher whose pipe is full; it ends all the same when it is asked to."""

@@ -56,7 +56,7 @@ def test_what_is_no_link(run, link):
 def test_a_link_that_the_system_does_not_know(run):
     status, out, error = run("pass", "--link=nothing rate 1gbit")
     assert (status, out, error.count("\n")) == (2, "", 1)
-    assert "--link='nothing rate 1gbit' needs a network in which each task is a host, and there can be none" in error
+    assert "--link='nothing rate 1gbit': there is no such link here: tc qdisc" in error
     assert "tc qdisc add dev eth0 root nothing" in error
 
 
@@ -66,7 +66,7 @@ import sys
 from tf2dist.errors import UsageError
 from tf2dist.launch import emulated_network, fault_plan
 from tf2dist.launch.backends import local
-emulated_network.refusal = lambda link: "operation not permitted"
+emulated_network.refusal = lambda link="": "operation not permitted"
 faults = fault_plan.FaultPlan(fault_plan.parse("cut:worker-0@1s", ["worker 0"]))
 try:
     local.run(["this"], preload=(), faults=faults)
@@ -115,8 +115,9 @@ else:
 
 @needs_hosts
 def test_a_dry_run_shows_addresses(run):
-    status, out, _ = run("pass", "--ps=1", "--workers=1", "--dry_run", "--chaos=cut:ps-0@1s")
+    status, out, error = run("pass", "--ps=1", "--workers=1", "--dry_run", "--chaos=cut:ps-0@1s")
     assert status == 0
+    assert "addresses are those of hosts that a run makes" in error
     config = json.loads(out.splitlines()[0].partition("TF_CONFIG='")[2].partition("'")[0])
     assert config["cluster"] == {
         "chief": ["10.77.0.1:2222"], "worker": ["10.77.0.2:2222"], "ps": ["10.77.0.3:2222"]
@@ -215,6 +216,7 @@ def test_a_task_that_is_started_again_has_the_address(run):
     assert status == 0, error
     assert "two processes True" in out
     assert "worker 0 ended killed by SIGKILL; it is started again" in error
+    assert "chaos: worker 0 has ended; cut is over for the one that takes its place" in error
 
 
 STUCK = """

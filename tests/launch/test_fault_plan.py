@@ -42,6 +42,7 @@ def test_no_fault():
             "the job has no task 'worker-2'; it has chief-0, worker-0, worker-1, ps-0; or say a job, as worker, or any",
         ),
         ("kill:worker-1@10s+5s", "kill takes no time"),
+        ("cut:worker-1@10s+0s", "cut for no time is no fault"),
         ("cut:worker-1@every5s+5s", "it lasts 5 s, and would come again before that; add +2.5s"),
         ("kill:worker-1@soon", "'soon' is no moment"),
         ("kill:worker-1@10", "'10' is no moment"),

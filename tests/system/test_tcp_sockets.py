@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from tf2dist.system.tcp_sockets import outlive_cut_networks, own_tcp_sockets
+from tf2dist.system.tcp_sockets import keep_through_cuts, outlive_cut_networks, own_tcp_sockets
 
 DEADLINE = 30.0
 
@@ -40,6 +40,18 @@ def test_whose_limit_is_changed(connection):
     far.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 7_000)
     outlive_cut_networks(120.0)
     assert (limit(near), limit(far)) == (120_000, 7_000)
+
+
+def test_how_long_a_connection_pauses(connection):
+    """Until it tries again."""
+    near, far = connection
+    keep_through_cuts(near, 90.0)
+    assert limit(near) == 90_000
+    try:
+        usual = far.getsockopt(socket.IPPROTO_TCP, 44)
+    except OSError:
+        return  # an older Linux, in which pauses have no such limit
+    assert near.getsockopt(socket.IPPROTO_TCP, 44) == 5_000 < usual
 
 
 def test_how_others_use_their_sockets_stays(connection):

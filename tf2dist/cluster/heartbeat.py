@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 
 from tf2dist.cluster.spec import Task
-from tf2dist.system.tcp_sockets import outlive_cut_networks, own_tcp_sockets
+from tf2dist.system.tcp_sockets import keep_through_cuts, outlive_cut_networks, own_tcp_sockets
 
 PING_INTERVAL = 5.0  # seconds between two heartbeats
 GRACE = 60.0  # seconds without a message after which a task counts as lost; a stopped or overloaded host can be late
@@ -49,6 +49,8 @@ class TaskConnection:
         # A socket has one timeout, and one thread receives while another one sends: so neither may rely on it.
         self._socket.setblocking(False)
         self._peer = _peer_address(connection)
+        with contextlib.suppress(OSError):  # no TCP
+            keep_through_cuts(connection, 2 * GRACE)
         self._buffer = b""
         self._sending = threading.RLock()  # a handler of a signal may send while its thread does
 

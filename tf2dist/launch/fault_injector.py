@@ -103,11 +103,11 @@ class FaultInjector:
             if pending.fault.steps:
                 pending.at = None  # this attempt has to come to the step first
 
-    def end_attempt(self, status: int) -> None:
-        """Notes that all processes have ended, and how."""
+    def end_attempt(self, status: int, *, from_outside: bool = False) -> None:
+        """Notes that all processes have ended, and how; or that others have ended them, or a time limit."""
         self.release()
         self.recovery.observe(self.seconds, self._steps.read())
-        self.recovery.end_attempt(status)
+        self.recovery.end_attempt(0 if from_outside else status)
 
     def started(self, name: str, pid: int) -> None:
         """Notes that a process runs."""
@@ -119,7 +119,8 @@ class FaultInjector:
 
     def ended(self, name: str) -> None:
         """Notes that a process does not run any more."""
-        self._held.pop(name, None)
+        if held := self._held.pop(name, None):
+            self._say(f"chaos: {name} has ended; {held.kind} is over for the one that takes its place")
         if (fd := self._running.pop(name, None)) is not None:
             os.close(fd)
 
@@ -128,7 +129,7 @@ class FaultInjector:
         self._released = True
         for name in [*self._running]:
             if name in self._held:
-                self._continue(name, self._held[name].kind)
+                self._continue(name, self._held.pop(name).kind)
             self.ended(name)
 
     @property

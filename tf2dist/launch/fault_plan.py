@@ -140,6 +140,8 @@ def _parse_one(text: str, names: Sequence[str]) -> Fault:
     if match["duration"] and not kind.lasts:
         raise UsageError(f"--chaos: {text!r}: {kind} takes no time; only stop, slow and cut do")
     duration = float(match["duration"] or Fault.duration)
+    if not duration:
+        raise UsageError(f"--chaos: {text!r}: {kind} for no time is no fault")
     if steps := _STEPS.fullmatch(match["when"]):
         last = int(steps["last"])
         first = int(steps["first"]) if steps["first"] else last

@@ -128,6 +128,11 @@ class ProcessGroup:
         return self._processes[self._failed].name
 
     @property
+    def was_ended_from_outside(self) -> bool:
+        """Has a signal to the launcher, or a time limit, ended the group, and none of its processes?"""
+        return self._failed is None and not self.was_preempted and self._server.ready
+
+    @property
     def was_preempted(self) -> bool:
         """Has the group saved and ended since one of its processes was asked to stop, by others than the launcher?"""
         return self._preempted and not self._interrupted

@@ -80,7 +80,7 @@ class Recovery:
         self._earlier = len(self.effects)
 
     def end_attempt(self, status: int) -> None:
-        """Notes that an attempt has ended with this status."""
+        """Notes that an attempt has ended with this status; 0 also where no fault can have ended it."""
         if status == 0:
             for effect in self.effects:
                 if effect.recovery_seconds is None and effect.told is not None:

@@ -12,6 +12,8 @@ from collections.abc import Generator
 # told otherwise, and TensorFlow has no option for it (https://github.com/grpc/proposal/blob/master/A18-tcp-user-timeout.md).
 # Then the other side, which learns of it when the network is back, has a server that it takes for dead.
 _GRPC_USER_TIMEOUT = 20_000  # milliseconds
+_TCP_RTO_MAX_MS = 44  # include/uapi/linux/tcp.h, since Linux 6.15; Python has no name for it
+_LONGEST_PAUSE = 5_000  # milliseconds
 _ANY_STREAM = socket.SOCK_STREAM | socket.SOCK_NONBLOCK
 
 
@@ -33,6 +35,17 @@ def own_tcp_sockets() -> Generator[socket.socket]:
                         yield found
 
 
+def keep_through_cuts(connection: socket.socket, seconds: float) -> None:
+    """Keeps a TCP connection through which nothing comes for so long; it tries again every few seconds.
+
+    Without the latter, which older systems do not have, the pauses between two tries double, so that a network may be
+    back for as long as it was cut before anything comes through it.
+    """
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * seconds))
+    with contextlib.suppress(OSError):
+        connection.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, _LONGEST_PAUSE)
+
+
 def outlive_cut_networks(seconds: float) -> None:
     """Has gRPC's servers in this process keep a connection for so long when nothing comes through it.
 
@@ -44,4 +57,4 @@ def outlive_cut_networks(seconds: float) -> None:
         for found in own_tcp_sockets():
             with contextlib.suppress(OSError):  # another protocol of streams
                 if found.getsockopt(level, name) == _GRPC_USER_TIMEOUT:
-                    found.setsockopt(level, name, int(1000 * seconds))
+                    keep_through_cuts(found, seconds)

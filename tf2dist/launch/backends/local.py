@@ -119,11 +119,17 @@ class LocalBackend:
             argv = ("python", *python_arguments(program))
             env |= thread_variables(options.threads, layout)
             addresses = _addresses(layout, apart=options.link is not None or bool(faults and faults.needs_hosts))
-            for process in _processes(argv, addresses, options.port, env, sharing):
+            found = _processes(argv, addresses, options.port, env, sharing)
+            for process in found:
                 command = cluster_layout.as_shell_command(os.getcwd(), process.env, argv)
                 print(f"[{process.name}] {LOCALHOST}: {command}")
             if sharing.note:
                 print(f"launch: {sharing.note}", file=sys.stderr)
+            if any(process.address for process in found):
+                print(
+                    "launch: these addresses are those of hosts that a run makes, with --link or to cut",
+                    file=sys.stderr,
+                )
             return 0
         modules: str | None = options.preload
         preload = None if modules is None else tuple(filter(None, modules.split(",")))
@@ -152,6 +158,8 @@ def _run(
         if len(layout.tasks) > emulated_network.MOST_HOSTS:
             raise UsageError(f"a network has room for {emulated_network.MOST_HOSTS} tasks, found {len(layout.tasks)}")
         if why := emulated_network.refusal(settings["link"]):
+            if wanted.link and not emulated_network.refusal():
+                raise UsageError(f"--link={wanted.link!r}: there is no such link here: {why}")
             asked = f"--link={wanted.link!r}" if wanted.link else "--chaos: a task that is cut off"
             raise UsageError(f"{asked} needs a network in which each task is a host, and there can be none here: {why}")
     elif wanted.isolate and (why := network_namespace.refusal()):
