@@ -225,11 +225,11 @@ def _fill_disk(strategy: str, steps: list[int]) -> tuple[dict, dict | None]:
             for step in steps:
                 if not _reaches(out, step, job):
                     break
-                began, reached = time.time(), _progress(out)[-1][1]
                 # The disk is mounted for the job alone.
-                if not _fill(pathlib.Path(f"/proc/{job.pid}/root") / disk.relative_to("/"), out / "said"):
+                if not _fill(pathlib.Path(f"/proc/{job.pid}/root") / disk.relative_to("/"), out / "said", job):
                     break
-                faults.append((began, began, reached))
+                failed = time.time()
+                faults.append((failed, failed, _progress(out)[-1][1]))
             found, result = _finish(strategy, out, job)
         found["faults"] = [_effect(out, *fault) for fault in faults]
         return found, result
@@ -282,18 +282,18 @@ def _directory() -> Generator[pathlib.Path]:
         yield pathlib.Path(directory)
 
 
-def _fill(disk: pathlib.Path, said: pathlib.Path) -> bool:
+def _fill(disk: pathlib.Path, said: pathlib.Path, job: _Job) -> bool:
     """Fills a disk until the job says that a checkpoint could not be written; False if it never does."""
     ballast, end = disk / "ballast", time.monotonic() + _FULL_SECONDS
     before, failed = said.read_text().count(_NOT_WRITTEN), False
     with contextlib.suppress(FileNotFoundError):  # the job has ended meanwhile, and its disk is gone
         with open(ballast, "wb", buffering=0) as file:
-            while not failed and time.monotonic() < end:
+            while not failed and job.poll() is None and time.monotonic() < end:
                 try:
                     file.write(bytes(1 << 12))
                 except OSError:
+                    time.sleep(0.02)
                     failed = said.read_text().count(_NOT_WRITTEN) > before
-                    time.sleep(0.001)
         ballast.unlink()
     return failed
 

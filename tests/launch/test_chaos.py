@@ -153,8 +153,8 @@ JOBS = {
     "ps-server": (["--ps=1", "--workers=2", "--max_restarts=2"], "kill:ps-0@step200..400", 1),
     "multiworker": (["--workers=2", "--max_restarts=2"], "kill:worker-1@step200..400", 1),
     # Longer than what gRPC's servers wait for, and shorter than what counts as lost.
-    "ps-cut": (["--ps=1", "--workers=2", "--max_restarts=2"], "cut:ps-0@step100..400+25s", 0),
-    "multiworker-cut": (["--workers=2", "--max_restarts=2"], "cut:worker-1@step100..400+25s", 0),
+    "ps-cut": (["--ps=1", "--workers=2", "--max_restarts=2"], "cut:ps-0@step100..400+22s", 0),
+    "multiworker-cut": (["--workers=2", "--max_restarts=2"], "cut:worker-1@step100..400+22s", 0),
 }
 
 

@@ -147,7 +147,8 @@ class TaskConnection:
 def start_heartbeats(connections: Sequence[TaskConnection]) -> Callable[[], None]:
     """Sends heartbeats over `connections` from a thread; returns a function that stops it.
 
-    It also has TensorFlow's servers here keep their connections for longer than that, see `outlive_cut_networks`.
+    It also has TensorFlow's servers in this process keep their connections for twice the grace period, see
+    `outlive_cut_networks`.
 
     Args:
       connections: may change while the heartbeats are sent.

@@ -26,7 +26,7 @@ _CAPABILITY_VERSION = 0x20080522
 _BRIDGE = "tf2dist"
 _TIMEOUT = 20.0  # seconds for one command
 MOST_HOSTS = 1000  # a bridge has 1,023 ports
-_GONE = "Cannot find device"
+_GONE = ("Cannot find device", "No such device")  # before `ip` has looked for it, and after
 _WORD = re.compile(r"[\w.%:/+-]{1,64}", re.ASCII)
 _MOST_WORDS = 64
 
@@ -98,7 +98,7 @@ class Switch:
         try:
             _ip(*commands, namespace=self._fd)
         except OSError as error:
-            if not may_be_gone or _GONE not in str(error):
+            if not may_be_gone or not any(said in str(error) for said in _GONE):
                 raise
 
 
@@ -157,6 +157,8 @@ def _run(command: Sequence[str], namespace: int | None = None, given: str = "") 
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise OSError(errno.ETIMEDOUT, f"{' '.join(command)} has not ended in {_TIMEOUT:g} s") from None
+    except subprocess.SubprocessError as error:  # in `prepare`
+        raise OSError(errno.EPERM, f"{' '.join(command)}: {error}") from None
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     if done.returncode:

@@ -455,7 +455,9 @@ class ProcessGroup:
             self._reason = f"{self._processes[self._failed].name} (pid {pid}) failed first, {_describe(status)}"
         elif self._status is None and not self._server.ready:
             self._status, tail = 1, log
-            self._reason = f"the import of {', '.join(self._settings.preload) or 'nothing'} failed, {_describe(status)}"
+            what = f"the import of {', '.join(self._settings.preload) or 'nothing'}"
+            what += "" if self._settings.link is None else ", or the network of the job's hosts,"
+            self._reason = f"{what} failed, {_describe(status)}"
         elif self._status is None:
             helper = f"the helper (pid {self._server.process.pid}) that had started {self._unfinished()}"
             self._status, self._reason, tail = 1, f"{helper} failed, {_describe(status)}", log

@@ -23,8 +23,9 @@ _OF_FILES_TOO = ("FailedPreconditionError", "NotFoundError")  # and of what a ta
 _SERVICE = "RPC: /tensorflow.CoordinationService/"  # in the error of a call to it that was not answered
 _TASK = re.compile(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)")
 _CONNECTION = re.compile(r"remote target /job:(\w+)/(?:replica:\d+/)?task:(\d+)")
-_OF_CONNECTIONS = (  # an answer may say so too, for reasons of its own
+_OF_CONNECTIONS = (  # anything else the task has answered, for a reason of its own
     "Connection reset", "Connection timed out", "Socket closed", "Broken pipe", "failed to connect",
+    "No route to host", "unreachable", "keepalive", "GOAWAY",
 )  # fmt: skip
 _LOSS_TIMEOUT = 0.5  # seconds; TensorFlow may notice the loss of a task before the session does
 
