@@ -1,7 +1,7 @@
 """Measures this project beside its alternatives, in one run.
 
 python -m benchmarks before: parameter servers by this checkout beside another one, as of an older commit
-python -m benchmarks chaos: trainings whose tasks are killed, stopped and asked to stop at random moments
+python -m benchmarks chaos: trainings whose tasks are killed, stopped, asked to stop and cut off at random moments
 python -m benchmarks checkpoint: for how long steps stand still while a large table is saved
 python -m benchmarks fit: `tf2dist.fit` beside a hand-written loop and beside Keras's own fit
 python -m benchmarks gpu: `tf2dist.fit` on a GPU beside Keras on TensorFlow, JAX and torch; Life and matmul beside CuPy

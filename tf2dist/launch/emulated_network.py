@@ -7,6 +7,7 @@ fork server: the kernel removes a namespace that no process is in. The commands 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -15,11 +16,10 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Sequence
-from typing import Any
 
 from tf2dist.launch import network_namespace
+from tf2dist.system import linux
 
-_CLONE_NEWNET = 0x40000000
 _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE = 47, 2
 _CAP_NET_ADMIN = 12
 _CAPABILITY_VERSION = 0x20080522
@@ -61,7 +61,7 @@ class Switch:
         """
         if at in self._ports:  # the kernel may yet send what the task before has left, and hold its interface for that
             self._on_switch(f"link delete {self._ports[at]}", may_be_gone=True)
-        _check(_libc().unshare(_CLONE_NEWNET))
+        linux.call("unshare", linux.CLONE_NEWNET)
         self._made += 1
         port = self._ports[at] = f"port{self._made}"
         # A host that takes another's place has its hardware address, too, so that nobody has to forget the old one.
@@ -77,7 +77,7 @@ class Switch:
 
     def leave_host(self) -> None:
         """Moves this thread back."""
-        _check(_libc().setns(self._fd, _CLONE_NEWNET))
+        linux.call("setns", self._fd, linux.CLONE_NEWNET)
 
     def cut(self, at: str) -> None:
         """Lets nothing through to a host and from it any more, without a word to anybody."""
@@ -140,12 +140,11 @@ def _run(command: Sequence[str], namespace: int | None = None, given: str = "") 
     Raises:
       OSError: it has failed.
     """
-    libc = _libc()
 
     def prepare() -> None:  # in the child
-        _keep_net_admin(libc)
+        _keep_net_admin()
         if namespace is not None:
-            _check(libc.setns(namespace, _CLONE_NEWNET))
+            linux.call("setns", namespace, linux.CLONE_NEWNET)
 
     # Who signals all processes of a job at once asks it to save, and would end the command, and the job with it.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
@@ -166,21 +165,12 @@ def _run(command: Sequence[str], namespace: int | None = None, given: str = "") 
         raise OSError(errno.EPERM, f"{'; '.join(given.splitlines()) or ' '.join(command)}: {said}")
 
 
-def _keep_net_admin(libc: Any) -> None:
+def _keep_net_admin() -> None:
     """Lets the command that is executed next change the network: in a user namespace it else has no such right."""
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
     data = (ctypes.c_uint32 * 6)()  # effective, permitted and inheritable ones, of numbers up to 31 and from 32 on
-    _check(libc.capget(header, data))
+    linux.call("capget", header, data)
     data[2] |= data[1] & (1 << _CAP_NET_ADMIN)
-    _check(libc.capset(header, data))
-    libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, _CAP_NET_ADMIN, 0, 0)
-
-
-def _libc() -> Any:
-    return ctypes.CDLL(None, use_errno=True)
-
-
-def _check(result: int) -> None:
-    if result != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+    linux.call("capset", header, data)
+    with contextlib.suppress(OSError):  # root without that right in a container, which the command then says
+        linux.call("prctl", _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, _CAP_NET_ADMIN, 0, 0)

@@ -103,11 +103,11 @@ class FaultInjector:
             if pending.fault.steps:
                 pending.at = None  # this attempt has to come to the step first
 
-    def end_attempt(self, status: int, *, from_outside: bool = False) -> None:
-        """Notes that all processes have ended, and how; or that others have ended them, or a time limit."""
+    def end_attempt(self, status: int) -> None:
+        """Notes that all processes have ended, and how; see `Recovery.end_attempt`."""
         self.release()
         self.recovery.observe(self.seconds, self._steps.read())
-        self.recovery.end_attempt(0 if from_outside else status)
+        self.recovery.end_attempt(status)
 
     def started(self, name: str, pid: int) -> None:
         """Notes that a process runs."""

@@ -6,7 +6,6 @@ namespace that has nothing but a loopback interface, only the job's own processe
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import os
 import select
@@ -15,8 +14,9 @@ import socket
 import struct
 from collections.abc import Callable
 
+from tf2dist.system import linux
+
 _CLONE_NEWUSER = 0x10000000
-_CLONE_NEWNET = 0x40000000
 _SIOCSIFFLAGS = 0x8914
 _IFF_UP = 1
 _TRIAL_TIMEOUT = 10.0  # seconds that a trial may take
@@ -28,17 +28,25 @@ def enter_new() -> None:
     Raises:
       OSError: the system does not allow it.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
     uid, gid = os.getuid(), os.getgid()
-    if uid != 0 or libc.unshare(_CLONE_NEWNET) != 0:  # users other than root need a user namespace too
-        if libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET) != 0:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
+    if not _enter_as_root():  # users other than root need a user namespace too
+        linux.call("unshare", _CLONE_NEWUSER | linux.CLONE_NEWNET)
         for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
             with open(f"/proc/self/{name}", "w") as file:
                 file.write(text)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as anything:
         fcntl.ioctl(anything, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", _IFF_UP))
+
+
+def _enter_as_root() -> bool:
+    """Moves this process to a new network, if it is root's and has the right to."""
+    if os.getuid() != 0:
+        return False
+    try:
+        linux.call("unshare", linux.CLONE_NEWNET)
+    except OSError:
+        return False
+    return True
 
 
 def refusal(attempt: Callable[[], object] | None = None) -> str:

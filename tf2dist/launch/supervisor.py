@@ -133,7 +133,7 @@ def supervise(
             finally:
                 group.close()
             if injector:
-                injector.end_attempt(group.status, from_outside=group.was_ended_from_outside)
+                injector.end_attempt(0 if group.was_ended_from_outside else group.status)
             if group.was_preempted and budget.take_preemption():
                 left = budget.preemption
             elif group.may_be_restarted and budget.take_job():

@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 if sys.platform != "linux":
     raise ImportError(f"tf2dist needs Linux, and this is {sys.platform}")
@@ -19,6 +19,8 @@ if sys.platform != "linux":
 # of a service, and a launcher among them that passes it on, send SIGTERM twice; a session that is closed sends SIGTERM
 # and SIGHUP.
 SAME_REQUEST = 1.0
+CLONE_NEWNET = 0x40000000  # of unshare(2) and setns(2)
+_LIBC = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _DELIVERY = 1.0  # seconds in which the kernel delivers a signal
@@ -28,14 +30,14 @@ _usual_files: int | None = None  # the limit of open files, if it was raised
 
 def die_with_parent(parent: int, signum: int) -> None:
     """Has the kernel send this process `signum` when its parent process, whose pid is `parent`, ends."""
-    _prctl(_PR_SET_PDEATHSIG, int(signum))
+    call("prctl", _PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
     if os.getppid() != parent:  # it died before the call above, so nothing will be sent any more
         os.kill(os.getpid(), signum)
 
 
 def adopt_orphans() -> None:
     """Makes this process the new parent of every descendant whose own parent ends, in place of init."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    call("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def open_closed_streams() -> None:
@@ -116,7 +118,7 @@ def end_by(signum: int) -> NoReturn:
     Process 1 of a container, which no signal ends that it does not handle, exits with 128 + the number.
     """
     if os.getpid() != 1:
-        ctypes.CDLL(None).signal(int(signum), None)  # SIG_DFL; Python's own function is for the main thread
+        _LIBC.signal(int(signum), None)  # SIG_DFL; Python's own function is for the main thread
         os.kill(os.getpid(), signum)
         time.sleep(_DELIVERY)
     os._exit(128 + signum)
@@ -149,7 +151,7 @@ def flush() -> None:
     """Flushes the buffers of Python and C for stdout and stderr."""
     sys.stdout.flush()
     sys.stderr.flush()
-    ctypes.CDLL(None).fflush(None)
+    _LIBC.fflush(None)
 
 
 def began() -> float:
@@ -163,7 +165,12 @@ def _pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
 
 
-def _prctl(option: int, value: int) -> None:
-    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
+def call(function: str, *arguments: Any) -> None:
+    """Calls a function of the C library that returns 0 where it does what it is asked to.
+
+    Raises:
+      OSError: it does not.
+    """
+    if getattr(_LIBC, function)(*arguments) != 0:
         number = ctypes.get_errno()
-        raise OSError(number, f"prctl({option}, {value}): {os.strerror(number)}")
+        raise OSError(number, os.strerror(number))

@@ -157,11 +157,11 @@ def _run(
         settings |= {"isolate": True, "link": wanted.link or ""}
         if len(layout.tasks) > emulated_network.MOST_HOSTS:
             raise UsageError(f"a network has room for {emulated_network.MOST_HOSTS} tasks, found {len(layout.tasks)}")
-        if why := emulated_network.refusal(settings["link"]):
-            if wanted.link and not emulated_network.refusal():
-                raise UsageError(f"--link={wanted.link!r}: there is no such link here: {why}")
+        if why := emulated_network.refusal():
             asked = f"--link={wanted.link!r}" if wanted.link else "--chaos: a task that is cut off"
             raise UsageError(f"{asked} needs a network in which each task is a host, and there can be none here: {why}")
+        if wanted.link and (why := emulated_network.refusal(wanted.link)):
+            raise UsageError(f"--link={wanted.link!r}: there is no such link here: {why}")
     elif wanted.isolate and (why := network_namespace.refusal()):
         print(
             f"launch: no private network here ({why.lower()}): other machines can reach the job's ports",
