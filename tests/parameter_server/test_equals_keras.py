@@ -22,11 +22,12 @@ by_keras = functools.cache(cases.by_keras)
 
 
 @functools.cache
-def trained(directory, update, like_others=False):
+def trained(directory, servers, update, like_others=False):
     """What the program came to; it ran once for all tests."""
-    out = directory / f"{update}, {like_others}.pickle"
+    out = directory / f"{servers}, {update}, {like_others}.pickle"
     names = [name for name in cases.CASES if (name in LIKE_OTHERS) == like_others]
-    run_program(["--ps=2", f"--workers={WORKERS[update]}"], "equal_to_keras", out, update, *names, limit=380)
+    layout = [f"--ps={servers}", f"--workers={WORKERS[update]}"]
+    run_program(layout, "equal_to_keras", out, update, *names, limit=380)
     return pickle.loads(out.read_bytes())
 
 
@@ -37,14 +38,15 @@ def results(tmp_path_factory):
 
 REFUSED = [("async", "own function", 3), ("async", "computed again", 3)]
 ALL = [(update, name, steps) for name, case in cases.CASES.items() for update, steps in case.options]
-ALL = [one for one in ALL if one not in REFUSED]
+# One server makes updates in a call of its own, and answers with weights; with two, each has a part of every model.
+ALL = [(servers, *one) for servers in (1, 2) for one in ALL if one not in REFUSED]
 
 
 @pytest.mark.parametrize(
-    ("update", "name", "local_steps"), sampled(ALL, (), [one for one in ALL if one[1] not in LIKE_OTHERS])
+    ("servers", "update", "name", "local_steps"), sampled(ALL, (), [one for one in ALL if one[2] not in LIKE_OTHERS])
 )
-def test_equals_keras(tf, results, update, name, local_steps):
-    found = results(update, name in LIKE_OTHERS)[name, local_steps]
+def test_equals_keras(tf, results, servers, update, name, local_steps):
+    found = results(servers, update, name in LIKE_OTHERS)[name, local_steps]
     assert not isinstance(found, str), found
     variables, history = by_keras(name)
     for ours, theirs in zip(found[0], variables, strict=True):
@@ -57,15 +59,16 @@ def test_equals_keras(tf, results, update, name, local_steps):
 @pytest.mark.slow
 @pytest.mark.parametrize(("update", "name", "local_steps"), REFUSED)
 def test_a_worker_has_no_copies_of_weights_that_functions_see_as_variables(results, update, name, local_steps):
-    found = results(update, False)[name, local_steps]
+    found = results(1, update, False)[name, local_steps]
     layer = name.replace(" ", "_")
     assert re.search(rf"UsageError: local_steps: \S*/{layer}/kernel is used in a function of the model's own", found)
 
 
 @pytest.mark.slow
-def test_hooks_for_a_batch(tf, results):
+@pytest.mark.parametrize("servers", [1, 2])
+def test_hooks_for_a_batch(tf, results, servers):
     """With one worker they are called in Keras's order; what they change or stop counts from the next step on."""
-    calls, variables = results("async", False)["hooks"]
+    calls, variables = results(servers, "async", False)["hooks"]
     expected, theirs = cases.with_hooks()
     assert calls == expected
     for ours, value in zip(variables, theirs, strict=True):

@@ -152,9 +152,17 @@ def test_a_server_applies_and_counts_an_update_in_one_call(tf, strategy):
     model = embedder(OPTIMIZERS["adam"]())
     model.train_on_batch(*sentences())  # makes all variables
     counter = UpdateCounter(strategy)
-    update = WorkerStep(KerasTrainStep(model), counter).update
-    valid = tf.Variable(True)
-    step = tf.function(lambda x, y: update((x, y), AlwaysHeld(valid.read_value)), autograph=False)
+    own, valid = WorkerStep(KerasTrainStep(model), counter), tf.Variable(True)
+
+    @tf.function(autograph=False)
+    def step(x, y):
+        _, (told,) = own.update((x, y), AlwaysHeld(valid.read_value), own.begin())
+        return told
+
+    def read_together():
+        small = [v for v in model.trainable_variables if "embedding" not in v.path]
+        return np.concatenate([np.ravel(v) for v in small])
+
     operations = step.get_concrete_function(*map(tf.constant, sentences())).graph.get_operations()
     assert [op for op in operations if "Assign" in op.type or "Scatter" in op.type] == []
     (call,) = (op for op in operations if op.type == "StatefulPartitionedCall")
@@ -163,13 +171,19 @@ def test_a_server_applies_and_counts_an_update_in_one_call(tf, strategy):
     assert "MutexLock" in [op.type for op in before(begun)]
     made = [node.op for f in call.graph.as_graph_def().library.function for node in f.node_def]
     assert made.count("MutexLock") == 1
-    step(*map(tf.constant, sentences()))
+    (end,) = (op for op in called if op.type == "ConsumeMutexLock")
+    assert {"ConcatV2", "ReadVariableOp"} <= {op.type for op in before(end)}  # the answer
+    began_with = read_together()
+    told = step(*map(tf.constant, sentences()))
     counter.settle()
     assert counter.value == 1
+    np.testing.assert_array_equal(told, read_together())
+    assert (told.numpy() != began_with).any()
     assert int(model.optimizer.iterations) == 2
     valid.assign(False)
     trained = model.get_weights()
-    step(*map(tf.constant, sentences()))
+    told = step(*map(tf.constant, sentences()))
+    np.testing.assert_array_equal(told, read_together())
     assert (counter.value, int(model.optimizer.iterations)) == (1, 2)
     for before_it, after_it in zip(trained, model.get_weights(), strict=True):
         np.testing.assert_array_equal(before_it, after_it)

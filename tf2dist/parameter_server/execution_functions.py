@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
+from tf2dist.compat.inlined_graphs import InlinedGraph
 from tf2dist.compat.strategy_internals import as_single_replica
 from tf2dist.execution.metric_merges import merge_all
 from tf2dist.execution.train_step_interface import GradientStep, TrainStep
@@ -22,8 +24,8 @@ from tf2dist.parameter_server.worker_batches import IteratorBatches, NumberedBat
 from tf2dist.parameter_server.worker_pool import WorkerPool
 from tf2dist.parameter_server.worker_step import WorkerStep
 
-_UNROLLED = 4  # small steps in one turn of a loop: messages between servers and worker about a turn take as long
-_SMALL_STEP = 500  # operations
+_UNROLLED = 8  # steps in one turn of a loop, at most: messages between servers and worker about a turn take as long
+_TURN = 2000  # operations of these steps, at most, as all of them take time when an execution is prepared
 
 
 class ExecutionFunctions:
@@ -88,7 +90,7 @@ class ExecutionFunctions:
     def _make_run(self) -> Callable[[WorkerBatches, tf.Tensor, tf.Tensor], list[tf.Tensor]]:
         """What an execution does, given its batches, its token and its limit."""
         local_steps, step = self._local_steps, self._step
-        take_steps = self._take_steps(step.as_gradient_step)
+        updates = self._make_updates(step.as_gradient_step)
 
         def run(batches, token, limit):
             # The loop exchanges with the servers only what it must: each tensor that goes there or comes from there,
@@ -96,69 +98,87 @@ class ExecutionFunctions:
             held = self._tokens.take(token)
             n, end, began = tf.cast(held.steps, tf.int32), held.first + held.steps, tf.timestamp()
 
-            @tf.function(autograph=False)  # traced once, used several times
-            def turn(ahead, number, now):
-                return take_steps(batches, ahead, number, now, end, held)
+            def make(ahead, told, number, now):
+                return updates.make(batches, ahead, told, number, now, end, held)
+
+            begin = batches.begin(held.first), updates.begin()
+            inlined = InlinedGraph(make, *begin, held.first, tf.constant(1))
 
             def goes_on(done):
                 return (done == 0) | (tf.timestamp() - began < limit)
 
-            def take(sums, done, ahead, now):
-                more, ahead = turn(ahead, held.first + tf.cast(done, tf.int64), now)
-                return worker_metric_sums.add(step, sums, more), done + now, ahead
+            def take(sums, done, ahead, told, now):
+                more, ahead, told = inlined(ahead, told, held.first + tf.cast(done, tf.int64), now)
+                return worker_metric_sums.add(step, sums, more), done + now, ahead, told
 
-            def take_several(sums, done, ahead):
+            def take_several(*state):
                 for _ in range(unrolled):
-                    sums, done, ahead = take(sums, done, ahead, tf.constant(1))
-                return sums, done, ahead
+                    state = take(*state, tf.constant(1))
+                return state
 
-            state = worker_metric_sums.zeros(step), tf.constant(0), batches.begin(held.first)
-            unrolled = _unroll_factor(turn, state[-1]) if local_steps == 1 else 1
+            state = worker_metric_sums.zeros(step), tf.constant(0), *begin
+            unrolled = min(_UNROLLED, _TURN // inlined.operations) if local_steps == 1 else 1
             if unrolled > 1:
                 state = tf.while_loop(
-                    lambda sums, done, ahead: (done + unrolled <= n) & goes_on(done), take_several, state
+                    lambda sums, done, ahead, told: (done + unrolled <= n) & goes_on(done), take_several, state
                 )
-            sums, done, _ = tf.while_loop(
-                lambda sums, done, ahead: (done < n) & goes_on(done),
-                lambda sums, done, ahead: take(sums, done, ahead, tf.minimum(n - done, local_steps)),
+            sums, done, *_ = tf.while_loop(
+                lambda sums, done, ahead, told: (done < n) & goes_on(done),
+                lambda sums, done, ahead, told: take(sums, done, ahead, told, tf.minimum(n - done, local_steps)),
                 state,
             )
             with tf.control_dependencies(sums):
                 seconds = tf.timestamp() - began
-            told = [held.steps > 0, done, seconds, held.count]
-            return [*sums, tf.stack([tf.cast(t, tf.float64) for t in told])]
+            done_by_now = [held.steps > 0, done, seconds, held.count]
+            return [*sums, tf.stack([tf.cast(t, tf.float64) for t in done_by_now])]
 
         return run
 
-    def _take_steps(self, step: GradientStep | None) -> Callable:
-        """A function that makes updates of the servers' variables; returns their metric sums, and what is ahead."""
+    def _make_updates(self, step: GradientStep | None) -> _Updates:
         if step is None:  # it applies its gradients itself
-            return self._take_custom_step(self._step)
-        # With local steps, up to so many on a copy of the weights.
-        return LocalSgd(step, self._updates).run_round if self._local_steps > 1 else self._take_one_step(step)
+            return self._custom_step(self._step)
+        if self._local_steps == 1:
+            return self._one_step(step) if self._pool.slices.single else self._one_step_on_replicas(step)
+        local = LocalSgd(step, self._updates)  # up to so many steps on a copy of the weights
 
-    def _take_one_step(self, step: GradientStep) -> Callable:
-        """As `_take_steps`, one update."""
-        strategy, together = self._pool.strategy, not self._pool.slices.single  # several replicas
-        own = WorkerStep(step, self._updates)
+        def make(batches, ahead, told, number, n, end, held):
+            sums, ahead = local.run_round(batches, ahead, number, n, end, held)
+            return sums, ahead, []
 
-        def take(batches, ahead, number, n, end, held):
-            batch, ahead = batches.take(ahead, number, end)
-            update = (lambda e: step.update(*self._of_replica(e))) if together else (lambda e: own.update(e, held))
-            alone = own.on_one_server and not together
-            with contextlib.nullcontext() if alone else one_worker_at_a_time(step.model.optimizer):
-                results = strategy.run(update, args=(batch,))
-            if not together:
-                return [strategy.experimental_local_results(r)[0] for r in results], ahead
+        return _Updates(list, make)
+
+    def _one_step(self, step: GradientStep) -> _Updates:
+        """One update at a time."""
+        strategy, own = self._pool.strategy, WorkerStep(step, self._updates)
+
+        def begin():
+            return self._pool.first_replica(strategy.run(own.begin))
+
+        def make(batches, ahead, told, number, n, end, held):
+            batch, ahead = batches.take(ahead, number, end, told)
+            with contextlib.nullcontext() if own.on_one_server else one_worker_at_a_time(step.model.optimizer):
+                sums, told = self._pool.first_replica(strategy.run(lambda e: own.update(e, held, told), args=(batch,)))
+            return sums, ahead, told
+
+        return _Updates(begin, make)
+
+    def _one_step_on_replicas(self, step: GradientStep) -> _Updates:
+        """One update at a time, by a worker that has several replicas."""
+        strategy = self._pool.strategy
+
+        def make(batches, ahead, told, number, n, end, held):
+            batch, ahead = batches.take(ahead, number, end, told)
+            with _operations() as made, one_worker_at_a_time(step.model.optimizer):
+                results = strategy.run(lambda e: step.update(*self._of_replica(e)), args=(batch,))
             sums = merge_all(step.merges, list(zip(*map(strategy.experimental_local_results, results), strict=True)))
-            with tf.control_dependencies(sums):
+            with tf.control_dependencies(made):
                 self._updates.add(1)
-            return sums, ahead
+                return sums, ahead, [tf.constant(True)]
 
-        return take
+        return _Updates(lambda: [tf.constant(True)], make)
 
-    def _take_custom_step(self, step: TrainStep) -> Callable:
-        """As `_take_steps`, one step; what the user's own step applies, it applies to each variable alone."""
+    def _custom_step(self, step: TrainStep) -> _Updates:
+        """One step at a time; what the user's own step applies, it applies to each variable alone."""
         strategy = self._pool.strategy
 
         def update(batch):
@@ -166,23 +186,22 @@ class ExecutionFunctions:
                 return step.update(batch)
 
         def run(batch, held):
-            graph = tf.compat.v1.get_default_graph()
-            begin = len(graph.get_operations())
-            with contextlib.ExitStack() as stack:
+            with _operations() as made, contextlib.ExitStack() as stack:
                 for optimizer in step.optimizers:
                     stack.enter_context(one_worker_at_a_time(optimizer))
                 results = strategy.run(update, args=(batch,))
-            with tf.control_dependencies(graph.get_operations()[begin:]):  # what it has updated among them
+            with tf.control_dependencies(made):
                 self._updates.add(1)
                 held.count_applied(1)
-            return [strategy.experimental_local_results(r)[0] for r in results]
+            return self._pool.first_replica(results)
 
-        def take(batches, ahead, number, n, end, held):
-            batch, ahead = batches.take(ahead, number, end)
+        def make(batches, ahead, told, number, n, end, held):
+            batch, ahead = batches.take(ahead, number, end, told)
             # A worker that was taken for dead may be at it.
-            return tf.cond(held.is_valid(), lambda: run(batch, held), step.zero_sums), ahead
+            sums = tf.cond(held.is_valid(), lambda: run(batch, held), step.zero_sums)
+            return sums, ahead, sums  # which come out of the condition when all in it is done
 
-        return take
+        return _Updates(step.zero_sums, make)
 
     def _of_replica(self, element):
         """The slice of the replica that calls this, of what all replicas of a worker get."""
@@ -191,7 +210,25 @@ class ExecutionFunctions:
         return element[tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)]
 
 
-def _unroll_factor(step, ahead) -> int:
-    """How many times in a row to put a step, a `tf.function`, into one turn of a loop."""
-    traced = step.get_concrete_function(ahead, tf.constant(0, tf.int64), tf.constant(1))
-    return _UNROLLED if len(traced.graph.get_operations()) <= _SMALL_STEP else 1
+@dataclass(frozen=True)
+class _Updates:
+    """How an execution makes updates of the servers' variables. In its graph, on the worker.
+
+    Attributes:
+      begin: returns what the first update is told, a list of tensors.
+      make: `make(batches, ahead, told, number i64[], n i32[], end i64[], held) -> (sums, ahead, told)` makes an update,
+        or up to `n`, on the batches from `number` on. It returns their metric sums, what is ahead of `batches`, and
+        what the next one is told, which is there when these are made.
+    """
+
+    begin: Callable[[], list[tf.Tensor]]
+    make: Callable[..., tuple[list[tf.Tensor], Any, list[tf.Tensor]]]
+
+
+@contextlib.contextmanager
+def _operations() -> Iterator[list[tf.Operation]]:
+    """Lists the operations that are made inside, once it is left. In a graph."""
+    graph, made = tf.compat.v1.get_default_graph(), []
+    begin = len(graph.get_operations())
+    yield made
+    made += graph.get_operations()[begin:]

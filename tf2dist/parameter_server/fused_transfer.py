@@ -43,11 +43,21 @@ class Fusion:
 
     def fetch(self, value: Callable[[int], tf.Tensor], after: Sequence[tf.Tensor] = ()) -> list[tf.Tensor]:
         """What `value(number)` makes of each tensor on its device after all of `after`; on the device of the caller."""
-        tensors: list = [None] * len(self._shapes)
+        return self.split_here(self.pack(value, after))
+
+    def pack(self, value: Callable[[int], tf.Tensor], after: Sequence[tf.Tensor] = ()) -> list[tf.Tensor]:
+        """As `fetch`, a tensor for each group, on its device."""
+        packed = []
         for device, numbers in self.groups:
             with tf.device(device), tf.control_dependencies(after):
-                fused = _fuse([value(n) for n in numbers])
-            for n, tensor in zip(numbers, self._split_group(fused, numbers), strict=True):
+                packed.append(_fuse([value(n) for n in numbers]))
+        return packed
+
+    def split_here(self, fused: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """As `split`, on the device of the caller."""
+        tensors: list = [None] * len(self._shapes)
+        for (_, numbers), together in zip(self.groups, fused, strict=True):
+            for n, tensor in zip(numbers, self._split_group(together, numbers), strict=True):
                 tensors[n] = tensor
         return tensors
 
@@ -89,7 +99,15 @@ class FusedTransfer:
 
     def fetch(self) -> list[tf.Tensor]:
         """The variables' values, on the device of the caller."""
-        return self._fusion.fetch(lambda number: tf.convert_to_tensor(self._variables[number].value))
+        return self.unpack_here(self.pack())
+
+    def pack(self) -> list[tf.Tensor]:
+        """The variables' values as few tensors, on the variables' devices."""
+        return self._fusion.pack(lambda number: tf.convert_to_tensor(self._variables[number].value))
+
+    def unpack_here(self, packed: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The values of which `pack` has made these, on the device of the caller."""
+        return self._fusion.split_here(packed)
 
     def send(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The tensors, one for each variable, on the variables' devices, where `unpack` makes them of what returns."""

@@ -71,7 +71,8 @@ class UpdateCounter:
         updates,
         token: HeldToken,
         mutex: str | None = None,
-    ) -> None:
+        answer: Callable[[], list[tf.Tensor]] | None = None,
+    ) -> list[tf.Tensor]:
         """Has the servers call `update()` and count `updates` when all of `arrived` is there, not before.
 
         On the worker. `updates` is an int or i32[]; `arrived` are on the servers; `update` writes variables.
@@ -80,6 +81,12 @@ class UpdateCounter:
           token: is asked on the server with the count whether it is valid, if it is not nothing is applied, and counts
             what is.
           mutex: name of one under which all of it is done, if any.
+          answer: makes, of what is on the server with the count, what is returned after all of it, whether the token
+            was valid or not.
+
+        Returns:
+          What `answer` has made, or whether the token was valid, bool[]: there when all is done, on the server with the
+          count.
         """
         device = self.variable.device
 
@@ -87,22 +94,21 @@ class UpdateCounter:
             self.add(updates)
             token.count_applied(updates)
             update()
-            return tf.zeros([], tf.int32)  # a call must return something
+            return tf.constant(True)
 
         made = _traced(make)  # in a branch of a condition an optimizer could not meet other replicas
         if all(t.device == device for t in made.captured_inputs if t.dtype == tf.resource):
             self.in_one_call = True
-            called = self._server_call(made, token.is_valid, mutex)
+            called = self._server_call(made, token.is_valid, mutex, answer)
             self._has_loop |= _has_loop(called)
             with tf.device(device), tf.control_dependencies(arrived):
-                called()
-            return
+                return called()
         with tf.device(device):
             complete = tf.group(*arrived)  # each server tells the one with the counter, which tells all
             with tf.control_dependencies([complete]), _held(mutex):
-                tf.cond(token.is_valid(), made, lambda: tf.zeros([], tf.int32))
+                return _answered(tf.cond(token.is_valid(), made, lambda: tf.constant(False)), answer)
 
-    def _server_call(self, made, is_valid: Callable[[], tf.Tensor], mutex: str | None):
+    def _server_call(self, made, is_valid: Callable[[], tf.Tensor], mutex: str | None, answer):
         """A function in which the server calls `made`, if that is valid, and notes that it is under way.
 
         When a worker dies, TensorFlow cancels what it has called on the servers: an operation fails that would receive
@@ -119,11 +125,12 @@ class UpdateCounter:
             with tf.device(self.variable.device), _held(mutex):
                 begun = self._under_way.assign_add(1, read_value=False)
                 with tf.control_dependencies([begun]):
-                    found = tf.cond(is_valid(), made, lambda: tf.zeros([], tf.int32))
-                with tf.control_dependencies([found]):
+                    found = tf.cond(is_valid(), made, lambda: tf.constant(False))
+                answers = _answered(found, answer)  # under the mutex: no other worker's update is half in it
+                with tf.control_dependencies(answers):
                     ended = self._under_way.assign_sub(1, read_value=False)
                 with tf.control_dependencies([ended]):
-                    return tf.identity(found)
+                    return [tf.identity(t) for t in answers]
 
         return call.get_concrete_function()
 
@@ -191,6 +198,14 @@ def _traced(function: Callable[[], tf.Tensor]):
     context = tf.distribute.get_replica_context()
     trace(tf.distribute.get_strategy()) if context is None else context.merge_call(trace)
     return made[0]
+
+
+def _answered(found: tf.Tensor, answer: Callable[[], list[tf.Tensor]] | None) -> list[tf.Tensor]:
+    """What `answer` makes when the update is made, if it was valid."""
+    if answer is None:
+        return [found]
+    with tf.control_dependencies([found]):
+        return answer()
 
 
 def _held(mutex: str | None) -> contextlib.AbstractContextManager[None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -21,8 +21,11 @@ class WorkerBatches(Protocol):
         """What is ahead before batch `number` i64[] is taken."""
         ...
 
-    def take(self, ahead: Any, number: tf.Tensor, end: tf.Tensor) -> tuple[Any, Any]:
-        """Batch `number` i64[] of those before `end` i64[], and what is ahead then."""
+    def take(self, ahead: Any, number: tf.Tensor, end: tf.Tensor, after: Sequence[tf.Tensor] = ()) -> tuple[Any, Any]:
+        """Batch `number` i64[] of those before `end` i64[], and what is ahead then.
+
+        One that may fail is taken when all of `after` is there: it would end what is under way.
+        """
         ...
 
 
@@ -41,9 +44,10 @@ class IteratorBatches:
         """See `WorkerBatches`."""
         return ()
 
-    def take(self, ahead: Any, number: tf.Tensor, end: tf.Tensor) -> tuple[Any, Any]:
+    def take(self, ahead: Any, number: tf.Tensor, end: tf.Tensor, after: Sequence[tf.Tensor] = ()) -> tuple[Any, Any]:
         """See `WorkerBatches`."""
-        return self._convert(next(self._iterator)), ()
+        with tf.control_dependencies(after):
+            return self._convert(next(self._iterator)), ()
 
 
 class NumberedBatches:
@@ -61,7 +65,7 @@ class NumberedBatches:
         """See `WorkerBatches`."""
         return self._maker.make(self._tensors, number)
 
-    def take(self, ahead: Any, number: tf.Tensor, end: tf.Tensor) -> tuple[Any, Any]:
+    def take(self, ahead: Any, number: tf.Tensor, end: tf.Tensor, after: Sequence[tf.Tensor] = ()) -> tuple[Any, Any]:
         """See `WorkerBatches`."""
-        after = number + 1
-        return ahead, tf.cond(after < end, lambda: self._maker.make(self._tensors, after), lambda: ahead)
+        following = number + 1
+        return ahead, tf.cond(following < end, lambda: self._maker.make(self._tensors, following), lambda: ahead)

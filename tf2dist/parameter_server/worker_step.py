@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import keras
 import tensorflow as tf
@@ -48,13 +48,29 @@ class WorkerStep:
         self._small = small
         self._transfer = FusedTransfer([*small, *self._scales], WORKER_STEP_LIMIT)
 
-    def update(self, batch, token: HeldToken) -> list[tf.Tensor]:
-        """Makes one update on `batch`, if the server finds the token valid; returns its metric sums.
+    @property
+    def _is_answered(self) -> bool:
+        """Whether the server answers an update with the weights that the next one reads together."""
+        return self.on_one_server and bool(self._transfer.variables)
 
-        In a replica's graph on the worker.
+    def begin(self) -> list[tf.Tensor]:
+        """What the first update of an execution is told. In a replica's graph on the worker."""
+        told = self._transfer.pack() if self._is_answered else [tf.constant(True)]
+        return [tf.identity(t) for t in told]  # or a loop would have its variables on the server
+
+    def update(self, batch, token: HeldToken, told: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """Makes one update on `batch`, if the server finds the token valid.
+
+        In a replica's graph on the worker. Returns its metric sums, and what the next update is told: if all is on
+        one server, the weights that are read together; else whether this update was valid.
+
+        Args:
+          batch: as `GradientStep.gradients` gets it.
+          token: of the execution.
+          told: what `begin`, or the update before, has returned.
         """
         weights, optimizer = self._model.trainable_variables, self._model.optimizer
-        fetched = self._transfer.fetch()
+        fetched = self._transfer.unpack_here(told) if self._is_answered else self._transfer.fetch()
         overlay = OverlayScope(zip(self._transfer.variables, fetched, strict=True), weights)
         with overlay as scope, reads_noted(fetched[: len(self._small)]) as hidden:
             gradients, sums = self._step.gradients(batch, None)
@@ -81,8 +97,8 @@ class WorkerStep:
                 self._step.apply(self._rescaled(gradients, scales))
 
         mutex = mutex_of_update(optimizer, weights, gradients) if self.on_one_server else None
-        self._counter.apply(apply, arrived, 1, token, mutex)
-        return sums
+        answer = self._transfer.pack if self._is_answered else None
+        return sums, [tf.identity(t) for t in self._counter.apply(apply, arrived, 1, token, mutex, answer)]
 
     def _rescaled(self, gradients, scales) -> list:
         """Gradients of a loss that had these scales, as if it had those of now, by which Keras divides them."""

@@ -1,0 +1,76 @@
+"""Python functions that are traced once, and whose operations are put into a graph as often as they are called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.core.framework.graph_pb2 import GraphDef
+from tensorflow.core.framework.node_def_pb2 import NodeDef
+from tensorflow.python.framework.func_graph import FuncGraph, func_graph_from_py_func
+
+
+class InlinedGraph:
+    """What a function computes of tensors, called in graphs as if Python ran it there each time.
+
+    A `tf.function` is traced once, too. But wherever TensorFlow puts its operations, all that it returns, and all that
+    comes after it, waits until all of its operations with side effects have ended (`InlineFunctionBody` in
+    tensorflow/core/common_runtime/inline_function_utils.cc): for a function with operations on other hosts these are
+    messages, one after the other. Here they keep the order that TensorFlow gives to operations with side effects in the
+    graph into which they are put.
+
+    Args:
+      function: of tensors, or structures of them; returns the same.
+      arguments: like those of all calls, which are to be in functions that are traced inside of the current one.
+    """
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any):
+        self._graph = graph = FuncGraph(function.__name__)
+        graph._add_control_dependencies = True  # in functions inside of it, as branches of conditions
+        func_graph_from_py_func(graph.name, function, arguments, {}, func_graph=graph, add_control_dependencies=False)
+        definition = graph.as_graph_def(add_shapes=True)
+        inputs = {tensor.op.name for tensor in graph.inputs}
+        # What it calls is known where it is put.
+        self._definition = GraphDef(versions=definition.versions)
+        self._definition.node.extend(node for node in definition.node if node.name not in inputs)
+        names = {node.name for node in self._definition.node}
+        for node in self._definition.node:
+            _colocate_only_with(node, names)
+        self._used = {name for node in self._definition.node for name in node.input}
+
+    @property
+    def operations(self) -> int:
+        """How many operations a call adds to a graph."""
+        return len(self._definition.node)
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Returns what the function does. In the graph of a function."""
+        here, graph = tf.compat.v1.get_default_graph(), self._graph
+        assert isinstance(here, FuncGraph)
+        for called in graph._functions.values():
+            here._add_function_recursive(called)
+        given = [tf.convert_to_tensor(t) for t in tf.nest.flatten(arguments, expand_composites=True)]
+        captured = [tensor for tensor, _ in graph.captures]
+        values = {i.name: here.capture(t) for i, t in zip(graph.inputs, [*given, *captured], strict=True)}
+        made = [tensor.name for tensor in graph.outputs if tensor.name not in values]
+        inputs = {name: value for i, value in values.items() for name in _input_names(i) if name in self._used}
+        found = tf.graph_util.import_graph_def(self._definition, inputs, made, name="")
+        values |= zip(made, found, strict=True)
+        outputs = [values[tensor.name] for tensor in graph.outputs]
+        return tf.nest.pack_sequence_as(graph.structured_outputs, outputs, expand_composites=True)
+
+
+def _input_names(tensor: str) -> tuple[str, str]:
+    """What nodes of a graph's definition call a placeholder as an input, and as what they come after."""
+    name = tensor.removesuffix(":0")
+    return name, f"^{name}"
+
+
+def _colocate_only_with(node: NodeDef, names: Collection[str]) -> None:
+    """Drops that it is to be where others are; TensorFlow places operations at the resources that they are given."""
+    if "_class" in node.attr:
+        kept = [group for group in node.attr["_class"].list.s if group.decode().removeprefix("loc:@") in names]
+        node.attr["_class"].list.s[:] = kept
+        if not kept:
+            del node.attr["_class"]
