@@ -111,10 +111,10 @@ class ExecutionFunctions:
                 more, ahead, told = inlined(ahead, told, held.first + tf.cast(done, tf.int64), now)
                 return worker_metric_sums.add(step, sums, more), done + now, ahead, told
 
-            def take_several(*state):
+            def take_several(sums, done, ahead, told):
                 for _ in range(unrolled):
-                    state = take(*state, tf.constant(1))
-                return state
+                    sums, done, ahead, told = take(sums, done, ahead, told, tf.constant(1))
+                return sums, done, ahead, told
 
             state = worker_metric_sums.zeros(step), tf.constant(0), *begin
             unrolled = min(_UNROLLED, _TURN // inlined.operations) if local_steps == 1 else 1
