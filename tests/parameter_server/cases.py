@@ -77,6 +77,21 @@ def dense(optimizer, *extra):
     return lambda: classifier(optimizer(), *[layer() for layer in extra])
 
 
+# Two layers that write statistics and states of random numbers in each step.
+_normalized = layers.BatchNormalization, lambda: layers.Dropout(0.3, seed=5), CountsSteps, layers.BatchNormalization
+
+
+def _frozen_in_part(optimizer):
+    """One normalization has other statistics than at the beginning and keeps them."""
+    frozen = layers.BatchNormalization(moving_mean_initializer=_filled(0.1), moving_variance_initializer=_filled(0.5))
+    frozen.trainable = False
+    return classifier(optimizer, frozen, layers.LayerNormalization())
+
+
+def _filled(value):
+    return keras.initializers.Constant(value)
+
+
 def spectral(shared=False):
     """Layers that write their kernels, which are trained, while the model is called; one of them maybe twice."""
     inner = layers.Dense(8, kernel_initializer=keras.initializers.GlorotUniform(seed=3))
@@ -179,6 +194,9 @@ CASES |= {
     "spectral": Case(spectral),
     "spectral twice": Case(lambda: spectral(shared=True)),
     "counts": Case(dense(KINDS["sgd"], CountsSteps)),
+    "normalized": Case(dense(KINDS["adam"], *_normalized), options=(ASYNC, LOCAL)),
+    "normalized, scaled": Case(dense(scaled(KINDS["momentum"]), *_normalized), options=(ASYNC, LOCAL)),
+    "normalized, frozen": Case(lambda: _frozen_in_part(OPTIMIZERS["adamw"]()), options=(SYNC, ASYNC, LOCAL)),
 }
 
 

@@ -4,7 +4,9 @@ import types
 
 import keras
 import numpy as np
+import pytest
 
+import tf2dist
 from tests.models import OPTIMIZERS, classifier, data
 from tf2dist.parameter_server.worker_step import WorkerStep
 
@@ -43,3 +45,60 @@ def test_local_steps_are_counted_beside_those_of_others(tf):
     local = LocalSgd(KerasTrainStep(model), types.SimpleNamespace(apply=apply))
     tf.function(lambda: local.run_round(batches, (), first, tf.constant(3), first, None)[0], autograph=False)()
     assert int(iterations) == 1 + 7 + 3
+
+
+def test_what_layers_write_travels_with_weights_and_gradients(tf):
+    """A step reads nothing but what it was told, and sends one tensor of each dtype."""
+    from tf2dist.execution.keras_train_step import KerasTrainStep
+    from tf2dist.parameter_server.update_counter import UpdateCounter
+
+    norm, dropout = keras.layers.BatchNormalization, keras.layers.Dropout(0.5, seed=1)
+    model = classifier(OPTIMIZERS["adam"](), norm(), dropout, norm())
+    model.train_on_batch(*data())  # makes all variables
+    own = WorkerStep(KerasTrainStep(model), UpdateCounter(tf2dist.make_strategy("one")))
+    held = types.SimpleNamespace(is_valid=lambda: tf.constant(True), count_applied=lambda updates: None)
+
+    def update(x, y, *told):
+        return own.update((x, y), held, told)
+
+    told = tf.function(own.begin, autograph=False)()
+    assert [t.dtype for t in told] == [tf.float32, tf.int64]
+    step = tf.function(update, autograph=False)
+    traced = step.get_concrete_function(*map(tf.constant, data()), *told)
+    operations = traced.graph.get_operations()
+    assert [op.name for op in operations if op.type == "ReadVariableOp"] == []
+    (call,) = (op for op in operations if op.type == "StatefulPartitionedCall")
+    assert {t.dtype for t in call.inputs if t.dtype != tf.resource} == {tf.float32, tf.int64}
+    assert sum(t.dtype != tf.resource for t in call.inputs) == 2
+    expected = [np.asarray(v) for v in model.non_trainable_variables]
+    _, after = step(*map(tf.constant, data()), *told)
+    assert all((tf.reduce_any(a != b)) for a, b in zip(after, told, strict=True))
+    for new, old in zip(model.non_trainable_variables, expected, strict=True):
+        assert (np.asarray(new) != old).any()
+
+
+@pytest.mark.parametrize("kept", ["frozen", "table", "function", "other dtype"])
+def test_what_a_step_may_not_read_stays_where_it_is(tf, kept):
+    from tf2dist.parameter_server.worker_step import written_by_layers
+
+    class Counts(keras.layers.Layer):
+        def build(self, shape):
+            self.seen = self.add_weight(
+                shape=(), dtype="int32" if kept == "other dtype" else "float32", trainable=False
+            )
+
+        def call(self, inputs):
+            return inputs
+
+    if kept == "function":
+        Counts.call = tf.function(Counts.call)
+    extra = keras.Sequential([Counts(), keras.layers.BatchNormalization()])
+    if kept == "table":
+        extra = keras.Sequential([keras.layers.Flatten(), keras.layers.BatchNormalization()])
+        extra.add(keras.layers.Embedding(2, 3))
+        extra.layers[-1].trainable = False
+    model = keras.Sequential([keras.Input((4,)), extra, keras.layers.Flatten(), keras.layers.Dense(2)])
+    if kept == "frozen":
+        extra.layers[0].trainable = False
+    found = [v.path.rsplit("/", 1)[-1] for v in written_by_layers(model, {"float32"})]
+    assert found == ["moving_mean", "moving_variance"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import keras
 import tensorflow as tf
@@ -25,7 +25,7 @@ _COMPUTES = ("call", "compute_loss")  # methods of a model
 
 
 class WorkerStep:
-    """Makes one update, as `TrainStep.update` does on one replica; small weights, and gradients, travel together.
+    """Makes one update, as `TrainStep.update` does on one replica; what is small travels together.
 
     Args:
       step: whose updates.
@@ -41,12 +41,13 @@ class WorkerStep:
         self.on_one_server = {v.value.device for v in variables} <= {counter.variable.device}
         weights = self._model.trainable_variables
         small, self._scales = read_together(self._model)
+        self._states = written_by_layers(self._model, {v.dtype for v in small})
         self._will_read(small)
         self._first_server = weights[0].value.device if weights else None
 
     def _will_read(self, small: list[keras.Variable]) -> None:
         self._small = small
-        self._transfer = FusedTransfer([*small, *self._scales], WORKER_STEP_LIMIT)
+        self._transfer = FusedTransfer([*small, *self._scales, *self._states], WORKER_STEP_LIMIT)
 
     @property
     def _is_answered(self) -> bool:
@@ -77,20 +78,20 @@ class WorkerStep:
         if hidden:  # their gradients are not complete
             self._will_read([v for n, v in enumerate(self._small) if n not in hidden])
             raise TraceAgain
-        sent, received = self._send(gradients, fetched[len(self._small) :])
         trained = {id(v) for v in weights}
-        changed = [(v, value) for v, value in scope.written() if id(v) not in trained]
         # Another worker's update since a weight was read is not to be lost.
-        added = [(v, value - tf.convert_to_tensor(scope.before(v))) for v, value in scope.written() if id(v) in trained]
-        changed, added = _placed(changed), _placed(added)
-        arrived = [*sent, *(t for _, t in (*changed, *added))]
+        written = [
+            (v, value - tf.convert_to_tensor(scope.before(v)) if id(v) in trained else value)
+            for v, value in scope.written()
+        ]
+        scales = zip(self._scales, fetched[len(self._small) :], strict=False)
+        sent, received = self._send(gradients, [*scales, *written])
 
         def apply():
-            for variable, value in changed:  # seeds and statistics
-                variable.value.assign(value)
-            for variable, difference in added:
-                variable.value.assign_add(difference)
-            gradients, scales = received()
+            gradients, others = received()
+            scales, values = others[: len(self._scales)], others[len(self._scales) :]
+            for (variable, _), value in zip(written, values, strict=True):
+                (variable.value.assign_add if id(variable) in trained else variable.value.assign)(value)
             # Numbers that only the optimizer needs, and what it computes from them, stay on the server.
             alone = contextlib.nullcontext() if self.on_one_server else one_update_at_a_time(optimizer, weights)
             with tf.device(self._first_server), alone:
@@ -98,7 +99,7 @@ class WorkerStep:
 
         mutex = mutex_of_update(optimizer, weights, gradients) if self.on_one_server else None
         answer = self._transfer.pack if self._is_answered else None
-        return sums, [tf.identity(t) for t in self._counter.apply(apply, arrived, 1, token, mutex, answer)]
+        return sums, [tf.identity(t) for t in self._counter.apply(apply, sent, 1, token, mutex, answer)]
 
     def _rescaled(self, gradients, scales) -> list:
         """Gradients of a loss that had these scales, as if it had those of now, by which Keras divides them."""
@@ -109,10 +110,10 @@ class WorkerStep:
             ]
         return gradients
 
-    def _send(self, gradients, scales) -> tuple[list[tf.Tensor], Callable[[], tuple[list, list[tf.Tensor]]]]:
-        """Sends gradients, those of small weights together, and scales to the devices of their variables.
+    def _send(self, gradients, others) -> tuple[list[tf.Tensor], Callable[[], tuple[list, list[tf.Tensor]]]]:
+        """Sends gradients, and values for other variables, to where the variables are; what is small together.
 
-        Returns the tensors that arrive there, and a function that makes gradients and scales of them.
+        Returns the tensors that arrive there, and a function that makes gradients and the other values of them.
         """
         weights, alone = self._model.trainable_variables, list(gradients)
         small = {id(v) for v in self._small}
@@ -121,8 +122,9 @@ class WorkerStep:
             if n not in places and gradient is not None:
                 with tf.device(weights[n].value.device):
                     alone[n] = _copied(gradient)
-        transfer = FusedTransfer([*(weights[n] for n in places), *self._scales], WORKER_STEP_LIMIT)
-        together = transfer.send([*(gradients[n] for n in places), *scales])
+        transfer = FusedTransfer([*(weights[n] for n in places), *(v for v, _ in others)], WORKER_STEP_LIMIT)
+        values = [tf.cast(value, variable.value.dtype) for variable, value in others]
+        together = transfer.send([*(gradients[n] for n in places), *values])
 
         def received():
             whole, unpacked = list(alone), transfer.unpack(together)
@@ -141,6 +143,29 @@ def read_together(model: keras.Model) -> tuple[list[keras.Variable], list[keras.
     small = [v for v in model.trainable_variables if id(v) not in alone and nbytes(v) <= WORKER_STEP_LIMIT]
     scaling = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
     return small, [model.optimizer.dynamic_scale] if scaling else []
+
+
+def written_by_layers(model: keras.Model, dtypes: Collection[str]) -> list[keras.Variable]:
+    """What the layers of a model may read and write in each step of a training, if it is small.
+
+    These are statistics, as those of `BatchNormalization`, and the states of random numbers. Whatever else has another
+    dtype than the weights would cost a message of its own, read or not.
+
+    Args:
+      model: built.
+      dtypes: of the weights that are read together.
+    """
+    seeds, alone = set(), {id(v) for v in weights_of_functions(model)}
+    for layer in layers_of(model):
+        seeds |= {id(part.state) for part in vars(layer).values() if isinstance(part, keras.random.SeedGenerator)}
+        if not layer.trainable:
+            alone |= {id(v) for v in layer.variables}
+    alone |= {id(v) for layer in _lookup_layers(model) for v in layer.variables}
+    return [
+        v
+        for v in model.non_trainable_variables
+        if id(v) not in alone and (v.dtype in dtypes or id(v) in seeds) and nbytes(v) <= WORKER_STEP_LIMIT
+    ]
 
 
 def weights_of_functions(model: keras.Model) -> list[keras.Variable]:
@@ -162,15 +187,6 @@ def weights_of_functions(model: keras.Model) -> list[keras.Variable]:
 def _lookup_layers(model: keras.Model) -> list[keras.Layer]:
     kinds = (keras.layers.Embedding, ShardedEmbedding)
     return [layer for layer in layers_of(model) if isinstance(layer, kinds)]
-
-
-def _placed(values) -> list[tuple[keras.Variable, tf.Tensor]]:
-    """Moves values to the devices of their variables; returns variables and values."""
-    placed = []
-    for variable, value in values:
-        with tf.device(variable.value.device):
-            placed.append((variable, tf.identity(tf.cast(value, variable.value.dtype))))
-    return placed
 
 
 def _copied(gradient):
