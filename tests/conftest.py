@@ -13,6 +13,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("TF2DIST_ONE_SERVER_BYTES", "0")  # small models on several servers are trained by several
 if os.environ.get("TF2DIST_TESTS_GPU", "cpu") != "gpu" and glob.glob("/dev/nvidia[0-9]*"):
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # all tests use virtual CPU devices
 

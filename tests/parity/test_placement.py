@@ -1,6 +1,5 @@
 """Where variables and operations go: device functions, setters, partitioners, and what is said of it."""
 
-import itertools
 import re
 
 import numpy as np
@@ -63,16 +62,14 @@ def by_creator_here():
     return float(total), [v.device for v in variables], total.device, beside.device
 
 
-def test_device_function(tf, theirs, here):
+def test_device_function(tf):
     """Variables by a creator scope, operations by `tf.device`, end where a function of the operation put them.
 
-    And an operation that was colocated with a variable is where its device is. On a cluster, the scope of a strategy
-    puts variables where a function put them that deals out the servers.
+    And an operation that was colocated with a variable is where its device is.
     """
     ours = alone(by_creator_here)
     assert ours == alone(by_function_in_tf1)
     assert [device[-1] for device in (*ours[1], *ours[2:])] == ["1", "1", "2", "1"]
-    assert here["layers"] == theirs["function"][: len(SHAPES)]
     with pytest.raises(RuntimeError, match="does not support functions"), tf.device(lambda op: "/cpu:0"):
         pass
 
@@ -98,14 +95,8 @@ def placed_by_tf1():
     """On which server of a cluster a session has put each variable, for each way to choose."""
     tf = tf1.begin()
     server, cluster, _, _ = tf1.serve(tf)
-    servers = itertools.cycle(range(2))
-
-    def deal(op):
-        return f"/job:ps/task:{next(servers)}" if op.type == "VarHandleOp" else "/job:worker/task:0"
-
     ways = {
         "setter": tf.train.replica_device_setter(cluster=cluster),
-        "function": deal,
         "greedy": tf.train.replica_device_setter(cluster=cluster, ps_strategy=Greedy(2)),
     }
     made = {}
@@ -121,8 +112,11 @@ def placed_by_tf1():
 
 
 def placed_here():
+    import os
+
     import tf2dist
 
+    os.environ["TF2DIST_ONE_SERVER_BYTES"] = "0"
     strategy = tf2dist.join("ps")
     import keras
 
@@ -139,6 +133,19 @@ def placed_here():
     }
 
 
+def small_here():
+    import os
+
+    import tf2dist
+
+    del os.environ["TF2DIST_ONE_SERVER_BYTES"]
+    strategy = tf2dist.join("ps")
+    import tensorflow as tf
+
+    with strategy.scope():
+        return [ps(tf.Variable(tf.zeros(shape)).device) for shape in SHAPES.values()]
+
+
 @pytest.fixture(scope="module")
 def theirs():
     return tf1_cluster(placed_by_tf1, {"ps": 2, "worker": 1})["worker 0"]
@@ -146,27 +153,32 @@ def theirs():
 
 @pytest.fixture(scope="module")
 def here():
-    return cluster(placed_here, {"ps": 2, "chief": 1, "worker": 1})["chief 0"]
+    jobs = {"ps": 2, "chief": 1, "worker": 1}
+    return cluster(placed_here, jobs)["chief 0"] | {"small": cluster(small_here, jobs)["chief 0"]}
 
 
 def test_replica_device_setter(theirs, here):
-    """Variables go to the servers in turn, in the order in which they are made."""
-    assert here["layers"] == theirs["setter"][: len(SHAPES)] == [0, 1, 0, 1, 0]
+    """Both choose the server for each variable as it is made: there in turn, here by what the servers hold."""
+    assert theirs["setter"][: len(SHAPES)] == [0, 1, 0, 1, 0]
+    assert here["layers"] == [0, 1, 1, 0, 0]
+    assert {*here["small"]} == {0}
 
 
 def test_load_balancing(theirs, here):
-    """By size, one server has all of a large table, whatever is done with the rest. Cut into shards, each has half."""
+    """By size, one server has all of a large table, whatever is done with the rest. Cut into shards, each has half.
+
+    The rest goes to the same servers on both sides.
+    """
     sizes = [int(np.prod(shape)) for shape in SHAPES.values()]
 
     def loads(servers, sizes):
         return [sum(size for at, size in zip(servers, sizes, strict=True) if at == server) for server in (0, 1)]
 
     greedy = loads(theirs["greedy"], [*sizes, ROWS * COLUMNS])
-    assert theirs["greedy"][: len(SHAPES)] == [0, 1, 1, 0, 0]
+    assert here["layers"] == theirs["greedy"][: len(SHAPES)] == [0, 1, 1, 0, 0]
     assert greedy == [27, 25 + ROWS * COLUMNS]
     ours = loads(here["layers"] + here["shards"], [*sizes, *(rows * COLUMNS for rows in here["rows"])])
-    assert here["layers"] == [0, 1, 0, 1, 0]
-    assert ours == [43 + ROWS * COLUMNS // 2, 9 + ROWS * COLUMNS // 2]
+    assert ours == [27 + ROWS * COLUMNS // 2, 25 + ROWS * COLUMNS // 2]
 
 
 TABLE = np.random.default_rng(0).normal(size=(7, 4)).astype(np.float32)

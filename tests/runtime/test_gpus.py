@@ -109,7 +109,8 @@ def test_a_coordinator_hides_them(tf, monkeypatch):
     monkeypatch.setattr(tensorflow_config_proto, "use", lambda cluster: None)
     for name in ("use_own_executors", "cancel_by_own_manager", "run_operations_without_functions"):
         monkeypatch.setattr(make_strategy, name, lambda: None)
-    monkeypatch.setattr(make_strategy, "coordinator_of", lambda strategy: None)
+    for name in ("coordinator_of", "place_by_bytes"):
+        monkeypatch.setattr(make_strategy, name, lambda strategy, *rest: None)
     monkeypatch.setattr(make_strategy, "release_gil_in_remote_calls", lambda timeout: None)
     monkeypatch.setattr(tf.distribute, "ParameterServerStrategy", lambda resolver: seen.append(list(config.visible)))
     cluster = Cluster({"chief": ("a:1",), "worker": ("b:1",), "ps": ("c:1",)}, Task("chief", 0))

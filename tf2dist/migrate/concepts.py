@@ -39,9 +39,9 @@ CONCEPTS = [
     Concept("device", "tf.device takes the same strings", "device DeviceSpec.* colocate_with",
             "worker_device ps_device colocate_with"),
     Concept("device-function", "strategy.scope() or tf.variable_creator_scope", "train.merge_device"),
-    Concept("replica-device-setter", "strategy ps places variables in turn", "train.replica_device_setter",
+    Concept("replica-device-setter", "strategy ps places variables by their bytes", "train.replica_device_setter",
             "ps_tasks", "device_setter"),
-    Concept("load-balancing", "tf2dist.layers.ShardedEmbedding cuts what is large",
+    Concept("load-balancing", "strategy ps does so; tf2dist.layers.ShardedEmbedding cuts what is large",
             "contrib.training.GreedyLoadBalancingStrategy contrib.training.RandomStrategy "
             "contrib.training.byte_size_load_fn", "ps_strategy"),
     Concept("partitioned-variables", "tf2dist.layers.ShardedEmbedding",

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from typing import Any
 
 import tensorflow as tf
@@ -24,11 +25,16 @@ from tf2dist.compat.executor_per_thread import use_own_executors
 from tf2dist.compat.gil_released_calls import release_gil_in_remote_calls
 from tf2dist.compat.multiworker_strategy import multi_worker_mirrored
 from tf2dist.compat.scheduled_functions import coordinator_of
+from tf2dist.compat.server_placement import place_by_bytes
 from tf2dist.compat.strategy_internals import mirrored
 from tf2dist.errors import UsageError
 from tf2dist.runtime import choose_all_reduce, devices, tensorflow_config_proto
+from tf2dist.system import environment_variables
 
 __all__ = ["STRATEGIES", "make_strategy"]
+
+# A model of this size that one server sends over 10 Gbit/s takes as long as a message to a second server and back.
+_ONE_SERVER_BYTES = 2 << 20
 
 
 def make_strategy(
@@ -63,14 +69,23 @@ def make_strategy(
         return _multiworker(cluster, devices.replica_devices(replicas))
     if role is not Role.COORDINATOR:
         raise UsageError(f"{cluster.task} is a server: it has no strategy; tf2dist.serve runs it")
+    together = _one_server_bytes()
     devices.hide_gpus()
     release_gil_in_remote_calls(start_timeout or rendezvous.start_timeout())
     use_own_executors()
     cancel_by_own_manager()
     run_operations_without_functions()
     strategy = tf.distribute.ParameterServerStrategy(_resolver(cluster, member=cluster.task.job == "chief"))
+    place_by_bytes(strategy, together)
     coordinator_of(strategy)  # also for programs that then ask TensorFlow for the strategy's coordinator
     return strategy
+
+
+def _one_server_bytes() -> int:
+    try:
+        return environment_variables.nbytes(environment_variables.ONE_SERVER_BYTES, os.environ, _ONE_SERVER_BYTES)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
 
 
 @functools.cache

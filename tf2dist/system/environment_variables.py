@@ -12,6 +12,7 @@ WORKERS_GRACE = "TF2DIST_WORKERS_GRACE"  # seconds that a ps job without workers
 STALL_TIMEOUT = "TF2DIST_STALL_TIMEOUT"  # seconds without a step after which a job fails; 0 for never
 BATCH_TIMEOUT = "TF2DIST_BATCH_TIMEOUT"  # seconds that a batch may take where this process reads them
 FILES_TIMEOUT = "TF2DIST_FILES_TIMEOUT"  # seconds that an object store may take to answer, or to come on
+ONE_SERVER_BYTES = "TF2DIST_ONE_SERVER_BYTES"  # up to which variables are all on the first parameter server
 SLURM_TASKS = "TF2DIST_TASKS"  # which tasks a Slurm job has, in the order of their numbers: "chief:1,worker:2,ps:1"
 SLURM_PORT = "TF2DIST_PORT"  # the port of task 0 of a Slurm job; task n has this plus n
 GPU_MEMORY = "TF2DIST_GPU_MEMORY"  # MiB that a process may take of each GPU that it sees
@@ -74,6 +75,19 @@ def count(name: str, environ: Mapping[str, str]) -> int | None:
     found = whole_number(text)
     if text and not found:
         raise ValueError(f"{name} is {text!r}; it must be a whole number above 0")
+    return found
+
+
+def nbytes(name: str, environ: Mapping[str, str], default: int) -> int:
+    """Returns the bytes that a variable holds, from 0 on, or `default` if it is not set.
+
+    Raises:
+      ValueError: it holds something else; in one line.
+    """
+    text = environ.get(name, "")
+    found = whole_number(text) if text else default
+    if found is None:
+        raise ValueError(f"{name} is {text!r}; it must be a number of bytes, 0 or more")
     return found
 
 
