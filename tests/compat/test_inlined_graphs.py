@@ -151,3 +151,67 @@ def test_what_is_returned_is_there_while_other_operations_run(tf):
 def test_tensorflow_still_has_all_that_a_function_returns_wait(tf):
     """If this fails, a `tf.function` does where `InlinedGraph` is used."""
     assert not waited(tf, lambda function, x: tf.function(function, autograph=False))
+
+
+def test_values_of_the_time_of_a_call(tf):
+    """As the handle of a lookup table that each worker has for itself."""
+    now = [1]
+
+    @tf.function(autograph=False)
+    def run(x):
+        def function(x):
+            graph = tf.compat.v1.get_default_graph()
+            late = graph.capture_call_time_value(lambda: tf.constant(now[0]), tf.TensorSpec([], tf.int32), key="now")
+            return (x * 10 + late,)
+
+        inlined = InlinedGraph(function, x)
+
+        def body(over, x):
+            return tf.constant(True), *inlined(*inlined(x))
+
+        return tf.while_loop(lambda over, x: ~over, body, (tf.constant(False), x))[1]
+
+    assert int(run(tf.constant(3))) == 311
+    now[0] = 2
+    assert int(run(tf.constant(3))) == 322
+
+
+def copies(tf, function, operations=1000, nbytes=1 << 20):
+    found = []
+
+    @tf.function(autograph=False)
+    def run(x):
+        found.append(InlinedGraph(function, x).copies(operations, nbytes))
+        return x
+
+    run.get_concrete_function(tf.TensorSpec([], tf.float32))
+    return found[0]
+
+
+def test_how_many_copies_there_may_be(tf):
+    from tf2dist.parameter_server.server_calls import called_by_server
+
+    def many(x):
+        for _ in range(100):
+            x = tf.tanh(x)
+        return x
+
+    in_condition = tf.function(lambda x: tf.cond(x > 0, lambda: many(x), lambda: x), autograph=False)
+    large = np.arange(1 << 16, dtype=np.float32)
+    server = called_by_server(many)
+    assert 9 <= copies(tf, many) <= 10
+    assert 5 <= copies(tf, in_condition) <= 9
+    assert copies(tf, in_condition, operations=10) == 1
+    assert copies(tf, server) > 100
+    assert copies(tf, lambda x: x + tf.constant(large)) == 3  # of 1 MiB
+    assert copies(tf, lambda x: x + tf.random.stateless_normal([], [1, 2])) > 20
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+@pytest.mark.parametrize("inside", [False, True], ids=["", "in a condition"])
+def test_numbers_that_follow_from_how_often_they_were_drawn_are_not_copied(tf, seed, inside):
+    def draw(x):
+        return x + tf.random.normal([], seed=seed)
+
+    function = (lambda x: tf.cond(x > 0, lambda: draw(x), lambda: x)) if inside else draw
+    assert (copies(tf, function) == 1) == (seed is not None)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.core.framework.function_pb2 import FunctionDef
 from tensorflow.core.framework.graph_pb2 import GraphDef
 from tensorflow.core.framework.node_def_pb2 import NodeDef
 from tensorflow.python.framework.func_graph import FuncGraph, func_graph_from_py_func
@@ -18,7 +19,7 @@ class InlinedGraph:
     comes after it, waits until all of its operations with side effects have ended (`InlineFunctionBody` in
     tensorflow/core/common_runtime/inline_function_utils.cc): for a function with operations on other hosts these are
     messages, one after the other. Here they keep the order that TensorFlow gives to operations with side effects in the
-    graph into which they are put.
+    graph into which they are put. (Python would give each call other seeds for `tf.random.normal` and the like.)
 
     Args:
       function: of tensors, or structures of them; returns the same.
@@ -30,6 +31,7 @@ class InlinedGraph:
         graph._add_control_dependencies = True  # in functions inside of it, as branches of conditions
         func_graph_from_py_func(graph.name, function, arguments, {}, func_graph=graph, add_control_dependencies=False)
         definition = graph.as_graph_def(add_shapes=True)
+        functions = {function.signature.name: function for function in definition.library.function}
         inputs = {tensor.op.name for tensor in graph.inputs}
         # What it calls is known where it is put.
         self._definition = GraphDef(versions=definition.versions)
@@ -38,11 +40,18 @@ class InlinedGraph:
         for node in self._definition.node:
             _colocate_only_with(node, names)
         self._used = {name for node in self._definition.node for name in node.input}
+        self._nodes = [*_with_called(self._definition.node, functions)]
 
-    @property
-    def operations(self) -> int:
-        """How many operations a call adds to a graph."""
-        return len(self._definition.node)
+    def copies(self, operations: int, nbytes: int) -> int:
+        """How many calls may come one after the other, so that they add up to so many operations and bytes at most.
+
+        Operations count with those of the functions that they call, but for what is a call of another host's
+        (`_noinline`); of bytes most are constants. One, if that is too many, or if numbers that it draws follow from how
+        often an operation of TensorFlow has run: all calls would draw the same.
+        """
+        if any("seed2" in node.attr and (node.attr["seed"].i or node.attr["seed2"].i) for node in self._nodes):
+            return 1
+        return max(1, min(operations // len(self._nodes), nbytes // self._definition.ByteSize()))
 
     def __call__(self, *arguments: Any) -> Any:
         """Returns what the function does. In the graph of a function."""
@@ -51,7 +60,8 @@ class InlinedGraph:
         for called in graph._functions.values():
             here._add_function_recursive(called)
         given = [tf.convert_to_tensor(t) for t in tf.nest.flatten(arguments, expand_composites=True)]
-        captured = [tensor for tensor, _ in graph.captures]
+        late = [value() for value in graph.deferred_external_captures]  # as that of a worker's lookup table
+        captured = [*(tensor for tensor, _ in graph.captures), *tf.nest.flatten(late, expand_composites=True)]
         values = {i.name: here.capture(t) for i, t in zip(graph.inputs, [*given, *captured], strict=True)}
         made = [tensor.name for tensor in graph.outputs if tensor.name not in values]
         inputs = {name: value for i, value in values.items() for name in _input_names(i) if name in self._used}
@@ -65,6 +75,16 @@ def _input_names(tensor: str) -> tuple[str, str]:
     """What nodes of a graph's definition call a placeholder as an input, and as what they come after."""
     name = tensor.removesuffix(":0")
     return name, f"^{name}"
+
+
+def _with_called(nodes: Iterable[NodeDef], functions: Mapping[str, FunctionDef]) -> Iterator[NodeDef]:
+    """These nodes, and those of the functions that they call as a part of the same graph."""
+    for node in nodes:
+        yield node
+        for value in node.attr.values():
+            for name in [value.func.name, *(function.name for function in value.list.func)]:
+                if name in functions and not functions[name].attr["_noinline"].b:
+                    yield from _with_called(functions[name].node_def, functions)
 
 
 def _colocate_only_with(node: NodeDef, names: Collection[str]) -> None:

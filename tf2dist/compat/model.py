@@ -281,6 +281,11 @@ def layers_of(model: keras.Model) -> list[keras.Layer]:
     return list(model._flatten_layers())
 
 
+def own_states(layer: keras.Layer) -> list[keras.Variable]:
+    """Statistics and states of random numbers of a layer itself, and not of the layers in it."""
+    return [*layer._non_trainable_variables, *(generator.state for generator in layer._seed_generators)]
+
+
 def strategy_of(model: keras.Model) -> tf.distribute.Strategy | None:
     """The strategy in whose scope the model was made; None if it was made in none, whatever the scope is now."""
     return model._distribute_strategy

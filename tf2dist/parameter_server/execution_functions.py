@@ -26,6 +26,7 @@ from tf2dist.parameter_server.worker_step import WorkerStep
 
 _UNROLLED = 8  # steps in one turn of a loop, at most: messages between servers and worker about a turn take as long
 _TURN = 2000  # operations of these steps, at most, as all of them take time when an execution is prepared
+_TURN_BYTES = 4 << 20  # of their definitions, at most, as these are sent to each worker
 
 
 class ExecutionFunctions:
@@ -117,7 +118,7 @@ class ExecutionFunctions:
                 return sums, done, ahead, told
 
             state = worker_metric_sums.zeros(step), tf.constant(0), *begin
-            unrolled = min(_UNROLLED, _TURN // inlined.operations) if local_steps == 1 else 1
+            unrolled = min(_UNROLLED, inlined.copies(_TURN, _TURN_BYTES)) if local_steps == 1 else 1
             if unrolled > 1:
                 state = tf.while_loop(
                     lambda sums, done, ahead, told: (done + unrolled <= n) & goes_on(done), take_several, state
@@ -197,8 +198,9 @@ class ExecutionFunctions:
 
         def make(batches, ahead, told, number, n, end, held):
             batch, ahead = batches.take(ahead, number, end, told)
-            # A worker that was taken for dead may be at it.
-            sums = tf.cond(held.is_valid(), lambda: run(batch, held), step.zero_sums)
+            with tf.control_dependencies(told):
+                valid = held.is_valid()  # a worker that was taken for dead may be at it
+            sums = tf.cond(valid, lambda: run(batch, held), step.zero_sums)
             return sums, ahead, sums  # which come out of the condition when all in it is done
 
         return _Updates(step.zero_sums, make)

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from tf2dist.compat.custom_gradients import reads_noted
-from tf2dist.compat.model import layers_of
+from tf2dist.compat.model import layers_of, own_states
 from tf2dist.compat.optimizers import overwrites_with_gradient
 from tf2dist.compat.stateless_scope import OverlayScope
 from tf2dist.execution.loss_fractions import scaled
@@ -22,6 +22,8 @@ from tf2dist.parameter_server.variable_mutex import mutex_of_update, one_update_
 from tf2dist.parameter_server.worker_pool import TraceAgain
 
 _COMPUTES = ("call", "compute_loss")  # methods of a model
+_LOOKUPS = keras.layers.Embedding, ShardedEmbedding
+_SEED_STATE = "seed_generator_state"  # what Keras names that of a SeedGenerator
 
 
 class WorkerStep:
@@ -146,25 +148,24 @@ def read_together(model: keras.Model) -> tuple[list[keras.Variable], list[keras.
 
 
 def written_by_layers(model: keras.Model, dtypes: Collection[str]) -> list[keras.Variable]:
-    """What the layers of a model may read and write in each step of a training, if it is small.
+    """What Keras's layers in a model may read and write in each step of a training, if it is small.
 
     These are statistics, as those of `BatchNormalization`, and the states of random numbers. Whatever else has another
-    dtype than the weights would cost a message of its own, read or not.
+    dtype than the weights would cost a message of its own, read or not. A layer of the user's own may use its variables
+    as those of TensorFlow, which they are not in an `OverlayScope`.
 
     Args:
       model: built.
       dtypes: of the weights that are read together.
     """
-    seeds, alone = set(), {id(v) for v in weights_of_functions(model)}
-    for layer in layers_of(model):
-        seeds |= {id(part.state) for part in vars(layer).values() if isinstance(part, keras.random.SeedGenerator)}
-        if not layer.trainable:
-            alone |= {id(v) for v in layer.variables}
-    alone |= {id(v) for layer in _lookup_layers(model) for v in layer.variables}
+    alone = {id(v) for v in weights_of_functions(model)}
+    keras_layers = [layer for layer in layers_of(model) if type(layer).__module__.startswith("keras.")]
+    trained = [layer for layer in keras_layers if layer.trainable and not isinstance(layer, _LOOKUPS)]
+    states = {id(v): v for layer in trained for v in own_states(layer)}  # a layer may be there twice
     return [
         v
-        for v in model.non_trainable_variables
-        if id(v) not in alone and (v.dtype in dtypes or id(v) in seeds) and nbytes(v) <= WORKER_STEP_LIMIT
+        for v in states.values()
+        if id(v) not in alone and (v.dtype in dtypes or v.name == _SEED_STATE) and nbytes(v) <= WORKER_STEP_LIMIT
     ]
 
 
@@ -185,8 +186,7 @@ def weights_of_functions(model: keras.Model) -> list[keras.Variable]:
 
 
 def _lookup_layers(model: keras.Model) -> list[keras.Layer]:
-    kinds = (keras.layers.Embedding, ShardedEmbedding)
-    return [layer for layer in layers_of(model) if isinstance(layer, kinds)]
+    return [layer for layer in layers_of(model) if isinstance(layer, _LOOKUPS)]
 
 
 def _copied(gradient):
