@@ -46,8 +46,8 @@ class InlinedGraph:
         """How many calls may come one after the other, so that they add up to so many operations and bytes at most.
 
         Operations count with those of the functions that they call, but for what is a call of another host's
-        (`_noinline`); of bytes most are constants. One, if that is too many, or if numbers that it draws follow from how
-        often an operation of TensorFlow has run: all calls would draw the same.
+        (`_noinline`); of bytes most are constants. One, if that is too many, or if the numbers that it draws follow
+        from how often an operation of TensorFlow has run: all calls would draw the same.
         """
         if any("seed2" in node.attr and (node.attr["seed"].i or node.attr["seed2"].i) for node in self._nodes):
             return 1
