@@ -207,11 +207,9 @@ def test_how_many_copies_there_may_be(tf):
     assert copies(tf, lambda x: x + tf.random.stateless_normal([], [1, 2])) > 20
 
 
-@pytest.mark.parametrize("seed", [None, 5])
 @pytest.mark.parametrize("inside", [False, True], ids=["", "in a condition"])
-def test_numbers_that_follow_from_how_often_they_were_drawn_are_not_copied(tf, seed, inside):
+def test_numbers_that_follow_from_how_often_they_were_drawn_are_not_copied(tf, inside):
     def draw(x):
-        return x + tf.random.normal([], seed=seed)
+        return x + tf.random.normal([], seed=5)
 
-    function = (lambda x: tf.cond(x > 0, lambda: draw(x), lambda: x)) if inside else draw
-    assert (copies(tf, function) == 1) == (seed is not None)
+    assert copies(tf, (lambda x: tf.cond(x > 0, lambda: draw(x), lambda: x)) if inside else draw) == 1

@@ -1,11 +1,9 @@
 """Servers for variables, by their bytes."""
 
-import gc
-
 import keras
 import pytest
 
-from tf2dist.compat.server_placement import ServerPlacement, _nbytes
+from tf2dist.compat.server_placement import ServerPlacement, _nbytes, in_turn
 
 KB, MB = 1 << 10, 1 << 20
 
@@ -24,28 +22,52 @@ def test_a_small_model_is_on_one_server():
 
 
 def test_large_variables_go_where_the_fewest_bytes_are_and_small_ones_stay_together():
-    found, placement = placed(3, MB, [MB // 2, 4 * MB, KB, 3 * MB, KB, MB, MB, 2 * MB, 64 * KB, 64 * KB + 1])
+    found, placement = placed(3, MB, [MB // 2, 4 * MB, KB, 3 * MB, KB, MB, MB, 2 * MB, 32 * KB - 1, 32 * KB])
     assert found == [0, 1, 0, 2, 0, 0, 0, 0, 0, 2]
     assert placement.server_of(MB) == 2
+
+
+def test_the_first_server_may_have_hardly_more_than_others():
+    assert placed(2, MB, [8, 2 * MB, KB])[0] == [0, 0, 0]
+    assert placed(2, MB, [8, 2 * MB, 2 * MB, 2 * MB])[0] == [0, 0, 1, 0]
 
 
 def test_without_bytes_for_the_first_all_go_by_their_bytes():
     assert placed(2, 0, [KB, 1, 1, KB, 1])[0] == [0, 1, 1, 1, 0]
 
 
-def test_what_is_not_known_goes_in_turn():
+def test_what_is_not_known_is_beside_the_others_or_goes_in_turn():
     placement = ServerPlacement(3, MB)
+    assert [placement.server_of(None) for _ in range(4)] == [0, 0, 0, 0]
+    placement._add(1, 2 * MB)
     assert [placement.server_of(None) for _ in range(4)] == [0, 1, 2, 0]
 
 
+def test_parts_go_in_turn_from_the_first_server_on():
+    placement = ServerPlacement(3, MB)
+    for _ in range(2):
+        with in_turn():
+            assert [placement.server_of(KB) for _ in range(4)] == [0, 1, 2, 0]
+    assert placement.server_of(KB) == 0
+
+
+def test_a_model_that_nobody_uses_does_not_count(tf):
+    placement, nodes = ServerPlacement(2, KB), [[], []]
+    for node in nodes:  # in a circle
+        node += [tf.Variable(tf.zeros([100])), *nodes]
+        placement.take(placement.server_of(400), node[0])
+    del node, nodes
+    assert placement.server_of(KB) == 0
+    assert placement._bytes == [0, 0]
+
+
 def test_a_variable_counts_while_it_lives(tf):
-    placement = ServerPlacement(2, KB)
-    variable = tf.Variable(tf.zeros([200]))
-    placement.take(placement.server_of(800), variable)
-    assert placement.server_of(65 * KB) == 1
+    placement = ServerPlacement(2, MB)
+    variable = tf.Variable(tf.zeros([200 * KB]))
+    placement.take(placement.server_of(800 * KB), variable)
+    assert placement.server_of(400 * KB) == 1
     del variable
-    gc.collect()
-    assert placement.server_of(65 * KB) == 0
+    assert placement.server_of(400 * KB) == 0
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int64"])

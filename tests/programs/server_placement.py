@@ -3,7 +3,6 @@
 python -m launch local --ps=2 --workers=1 -- tests.programs.server_placement OUT
 """
 
-import gc
 import pathlib
 import pickle
 import sys
@@ -32,7 +31,6 @@ def wide():
 
 
 found = {"first": wide()}
-gc.collect()
 for update in ("async", "sync"):
     values, history = cases.by_tf2dist("words, rmsprop", strategy, tf2dist.ParameterServer(update))
     found[update] = values, history

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
+import gc
 import itertools
 import types
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-_SMALL = 1 << 16  # bytes of a variable that is with the other small ones, however many there are
+_SMALL = 1 << 15  # bytes; a smaller variable is with the other small ones, however many there are
+_turn: contextvars.ContextVar[Iterator[int] | None] = contextvars.ContextVar("turn", default=None)
 
 
 class ServerPlacement:
     """Chooses servers for variables as they are made.
 
-    All are on the first server up to `together` bytes; then those of more than 64 KiB are on the server that has the
-    fewest bytes. TensorFlow places variables in turn, whatever their sizes
+    All are on the first server up to `together` bytes; then those of 32 KiB or more are on the server that has the
+    fewest bytes, or on the first if it has hardly more. TensorFlow places variables in turn, whatever their sizes
     (`ParameterServerStrategyV2Extended._create_variable_round_robin` in
     tensorflow/python/distribute/parameter_server_strategy_v2.py): each update of a small model then takes messages to
     all servers and back, and is no single operation of one of them. (By bytes as TensorFlow 1's
@@ -31,15 +36,29 @@ class ServerPlacement:
 
     def __init__(self, servers: int, together: int):
         self._bytes, self._together = [0] * servers, together
-        self._turn = itertools.cycle(range(servers))
+        self._unknown, self._collected = itertools.cycle(range(servers)), False
 
     def server_of(self, nbytes: int | None) -> int:
-        """The server for one more variable of so many bytes; in turn where they are not known."""
-        if nbytes is None:
-            return next(self._turn)
-        if sum(self._bytes) + nbytes <= self._together or nbytes <= min(_SMALL, self._together):
+        """The server for one more variable of so many bytes; None if they are not known."""
+        if (turn := _turn.get()) is not None:
+            return next(turn) % len(self._bytes)
+        if self._fits(nbytes or 0):
             return 0
-        return self._bytes.index(min(self._bytes))
+        if nbytes is None:
+            return next(self._unknown)
+        least = min(self._bytes)
+        return 0 if self._together and self._bytes[0] < least + _SMALL else self._bytes.index(least)
+
+    def _fits(self, nbytes: int) -> bool:
+        """Whether a variable is to be beside the others on the first server."""
+        if not self._together:
+            return False
+        fits = sum(self._bytes) + nbytes <= self._together
+        if not fits and not self._collected:
+            gc.collect()  # models that nobody uses any more are in circles of references
+            fits = sum(self._bytes) + nbytes <= self._together
+        self._collected = not fits
+        return fits or 0 < nbytes < _SMALL
 
     def take(self, server: int, variable: tf.Variable) -> None:
         """Counts the variable's bytes for as long as it lives."""
@@ -51,10 +70,20 @@ class ServerPlacement:
         self._bytes[server] += nbytes
 
 
+@contextlib.contextmanager
+def in_turn() -> Iterator[None]:
+    """Inside, variables are on the servers in turn, from the first on: parts that are to be spread."""
+    before = _turn.set(itertools.count())
+    try:
+        yield
+    finally:
+        _turn.reset(before)
+
+
 def place_by_bytes(strategy: tf.distribute.ParameterServerStrategy, together: int) -> None:
     """Has a `ServerPlacement` choose servers for the variables of this strategy that are not to be beside others.
 
-    Those are the variables of an optimizer that belong to a weight.
+    Those are the variables of an optimizer that belong to a weight and have its shape.
     """
     extended: Any = strategy.extended
     placement, in_turn = ServerPlacement(extended._num_ps, together), extended._create_variable_round_robin

@@ -1,8 +1,8 @@
 """An embedding whose table is sharded over the parameter servers.
 
 `keras.layers.Embedding` keeps its table in one variable, hence on one server, and a worker reads all of it to look up a
-few rows. Here the table is cut into *shards*, ordinary Keras variables, which a parameter server strategy places on
-the servers in turn. (TensorFlow's `variable_partitioner` makes variables that Keras 3 cannot use: they have no
+few rows. Here the table is cut into *shards*, ordinary Keras variables, on the
+servers in turn. (TensorFlow's `variable_partitioner` makes variables that Keras 3 cannot use: they have no
 `handle`.) A worker reads from each server only the rows that a batch needs, each once, and sends back their gradients.
 """
 
@@ -13,6 +13,7 @@ the servers in turn. (TensorFlow's `variable_partitioner` makes variables that K
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from typing import Any
 
@@ -21,6 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf2dist.compat.initializers import RandomInitializer, compute_fans
+from tf2dist.compat.server_placement import in_turn
 from tf2dist.compat.strategy_internals import server_count
 
 
@@ -108,16 +110,17 @@ class ShardedEmbedding(keras.layers.Layer):
             self.shards = min(_server_count(), self.input_dim)
         if self.shards > 1:
             _check_shardable(self.embeddings_regularizer, self.embeddings_constraint)
-        self.embeddings = [
-            self.add_weight(
-                name="embeddings" if self.shards == 1 else f"embeddings_{shard}",
-                shape=(len(self._row_ids(shard)), self.output_dim),
-                initializer=self._initializer(shard),
-                regularizer=self.embeddings_regularizer,
-                constraint=self.embeddings_constraint,
-            )
-            for shard in range(self.shards)
-        ]
+        with in_turn() if self.shards > 1 else contextlib.nullcontext():
+            self.embeddings = [
+                self.add_weight(
+                    name="embeddings" if self.shards == 1 else f"embeddings_{shard}",
+                    shape=(len(self._row_ids(shard)), self.output_dim),
+                    initializer=self._initializer(shard),
+                    regularizer=self.embeddings_regularizer,
+                    constraint=self.embeddings_constraint,
+                )
+                for shard in range(self.shards)
+            ]
         self.built = True
 
     def _row_ids(self, shard: int) -> range:

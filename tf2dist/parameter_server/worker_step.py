@@ -23,6 +23,7 @@ from tf2dist.parameter_server.worker_pool import TraceAgain
 
 _COMPUTES = ("call", "compute_loss")  # methods of a model
 _LOOKUPS = keras.layers.Embedding, ShardedEmbedding
+_NOT_WRITTEN = *_LOOKUPS, keras.layers.Normalization  # nor read: what `adapt` has found is in constants
 _SEED_STATE = "seed_generator_state"  # what Keras names that of a SeedGenerator
 
 
@@ -160,8 +161,8 @@ def written_by_layers(model: keras.Model, dtypes: Collection[str]) -> list[keras
     """
     alone = {id(v) for v in weights_of_functions(model)}
     keras_layers = [layer for layer in layers_of(model) if type(layer).__module__.startswith("keras.")]
-    trained = [layer for layer in keras_layers if layer.trainable and not isinstance(layer, _LOOKUPS)]
-    states = {id(v): v for layer in trained for v in own_states(layer)}  # a layer may be there twice
+    trained = [layer for layer in keras_layers if layer.trainable and not isinstance(layer, _NOT_WRITTEN)]
+    states = {id(v): v for layer in trained for v in own_states(layer) if not v.trainable}  # a layer may be there twice
     return [
         v
         for v in states.values()
