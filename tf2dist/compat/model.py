@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import keras
@@ -281,9 +281,10 @@ def layers_of(model: keras.Model) -> list[keras.Layer]:
     return list(model._flatten_layers())
 
 
-def own_states(layer: keras.Layer) -> list[keras.Variable]:
-    """Statistics and states of random numbers of a layer itself, and not of the layers in it."""
-    return [*layer._non_trainable_variables, *(generator.state for generator in layer._seed_generators)]
+def own_states(layer: keras.Layer, dtypes: Collection[str]) -> list[keras.Variable]:
+    """Statistics of these dtypes and states of random numbers of a layer itself, and not of the layers in it."""
+    statistics = [v for v in layer._non_trainable_variables if not v.trainable and v.dtype in dtypes]
+    return [*statistics, *(generator.state for generator in layer._seed_generators)]
 
 
 def strategy_of(model: keras.Model) -> tf.distribute.Strategy | None:

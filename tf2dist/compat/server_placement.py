@@ -86,12 +86,12 @@ def place_by_bytes(strategy: tf.distribute.ParameterServerStrategy, together: in
     Those are the variables of an optimizer that belong to a weight and have its shape.
     """
     extended: Any = strategy.extended
-    placement, in_turn = ServerPlacement(extended._num_ps, together), extended._create_variable_round_robin
+    placement, create_in_turn = ServerPlacement(extended._num_ps, together), extended._create_variable_round_robin
 
     def create(next_creator, **kwargs):
         server = placement.server_of(_nbytes(kwargs))
         extended._variable_count = server  # TensorFlow takes the remainder by the number of servers
-        variable = in_turn(next_creator, **kwargs)
+        variable = create_in_turn(next_creator, **kwargs)
         placement.take(server, variable)
         return variable
 

@@ -7,6 +7,7 @@ fusion does for all-reduce).
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 
 import keras
@@ -43,7 +44,7 @@ class Fusion:
 
     def fetch(self, value: Callable[[int], tf.Tensor], after: Sequence[tf.Tensor] = ()) -> list[tf.Tensor]:
         """What `value(number)` makes of each tensor on its device after all of `after`; on the device of the caller."""
-        return self.split_here(self.pack(value, after))
+        return self.split(self.pack(value, after), here=True)
 
     def pack(self, value: Callable[[int], tf.Tensor], after: Sequence[tf.Tensor] = ()) -> list[tf.Tensor]:
         """As `fetch`, a tensor for each group, on its device."""
@@ -53,19 +54,11 @@ class Fusion:
                 packed.append(_fuse([value(n) for n in numbers]))
         return packed
 
-    def split_here(self, fused: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """As `split`, on the device of the caller."""
-        tensors: list = [None] * len(self._shapes)
-        for (_, numbers), together in zip(self.groups, fused, strict=True):
-            for n, tensor in zip(numbers, self._split_group(together, numbers), strict=True):
-                tensors[n] = tensor
-        return tensors
-
-    def split(self, fused: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The tensors of which `fuse` has made these, on the devices of the groups."""
+    def split(self, fused: Sequence[tf.Tensor], here: bool = False) -> list[tf.Tensor]:
+        """The tensors of which `fuse` has made these, on the devices of the groups, or `here`, on the caller's."""
         tensors: list = [None] * len(self._shapes)
         for (device, numbers), together in zip(self.groups, fused, strict=True):
-            with tf.device(device):
+            with contextlib.nullcontext() if here else tf.device(device):
                 for n, tensor in zip(numbers, self._split_group(together, numbers), strict=True):
                     tensors[n] = tensor
         return tensors
@@ -107,7 +100,7 @@ class FusedTransfer:
 
     def unpack_here(self, packed: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The values of which `pack` has made these, on the device of the caller."""
-        return self._fusion.split_here(packed)
+        return self._fusion.split(packed, here=True)
 
     def send(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The tensors, one for each variable, on the variables' devices, where `unpack` makes them of what returns."""

@@ -24,7 +24,6 @@ from tf2dist.parameter_server.worker_pool import TraceAgain
 _COMPUTES = ("call", "compute_loss")  # methods of a model
 _LOOKUPS = keras.layers.Embedding, ShardedEmbedding
 _NOT_WRITTEN = *_LOOKUPS, keras.layers.Normalization  # nor read: what `adapt` has found is in constants
-_SEED_STATE = "seed_generator_state"  # what Keras names that of a SeedGenerator
 
 
 class WorkerStep:
@@ -87,7 +86,8 @@ class WorkerStep:
             (v, value - tf.convert_to_tensor(scope.before(v)) if id(v) in trained else value)
             for v, value in scope.written()
         ]
-        scales = zip(self._scales, fetched[len(self._small) :], strict=False)
+        scales_at = slice(len(self._small), len(self._small) + len(self._scales))
+        scales = zip(self._scales, fetched[scales_at], strict=True)
         sent, received = self._send(gradients, [*scales, *written])
 
         def apply():
@@ -162,12 +162,8 @@ def written_by_layers(model: keras.Model, dtypes: Collection[str]) -> list[keras
     alone = {id(v) for v in weights_of_functions(model)}
     keras_layers = [layer for layer in layers_of(model) if type(layer).__module__.startswith("keras.")]
     trained = [layer for layer in keras_layers if layer.trainable and not isinstance(layer, _NOT_WRITTEN)]
-    states = {id(v): v for layer in trained for v in own_states(layer) if not v.trainable}  # a layer may be there twice
-    return [
-        v
-        for v in states.values()
-        if id(v) not in alone and (v.dtype in dtypes or v.name == _SEED_STATE) and nbytes(v) <= WORKER_STEP_LIMIT
-    ]
+    states = {id(v): v for layer in trained for v in own_states(layer, dtypes)}  # a layer may be there twice
+    return [v for v in states.values() if id(v) not in alone and nbytes(v) <= WORKER_STEP_LIMIT]
 
 
 def weights_of_functions(model: keras.Model) -> list[keras.Variable]:
