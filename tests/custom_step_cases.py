@@ -423,6 +423,19 @@ def other_names():
     return model
 
 
+VOCABULARY = ["far", "near", "high", "low"]
+
+
+def words():
+    """A step reads a lookup table, which each worker has for itself, in its forward pass and in a metric's input."""
+    text = keras.Input((1,), dtype="string")
+    numbers = keras.layers.TextVectorization(vocabulary=VOCABULARY, output_sequence_length=3)(text)
+    table = keras.layers.Embedding(6, 4, embeddings_initializer=keras.initializers.RandomUniform(seed=7))(numbers)
+    model = OwnUpdate(text, dense(1, 8)(keras.layers.Flatten()(table)))
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+    return model
+
+
 def compiled(make, *optimizers, **kwargs):
     def made():
         model = make()
@@ -438,6 +451,7 @@ def sgd():
 
 x, y = data()
 pair = [np.tanh(x[:, :2]), x[:, :1]]
+sentences = np.array([[" ".join([*VOCABULARY, "other"][int(abs(v) * 7) % 5] for v in row[:3])] for row in x], object)
 CASES = {
     "vae": (compiled(Autoencoder, lambda: keras.optimizers.Adam(0.01)), x),
     "dcgan": (compiled(Adversaries, sgd, sgd, loss_fn=keras.losses.BinaryCrossentropy(from_logits=True)), x),
@@ -457,6 +471,7 @@ CASES = {
     "several targets": (one_layer(Targets), (x, pair[1])),
     "norms of gradients": (one_layer(Penalty), (x, pair[1])),
     "statistics of all": (synchronized, (x, pair[1])),
+    "words": (words, (sentences, pair[1])),
 }
 
 

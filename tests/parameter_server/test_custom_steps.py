@@ -23,6 +23,7 @@ SOME = (
     "own clipping",
     "several outputs",
     "functions",
+    "words",
 )
 
 

@@ -186,22 +186,33 @@ class ExecutionFunctions:
             with as_single_replica(strategy):  # it may update in a condition
                 return step.update(batch)
 
-        def run(batch, held):
+        def run(batch, held, shapes):
             with _operations() as made, contextlib.ExitStack() as stack:
                 for optimizer in step.optimizers:
                     stack.enter_context(one_worker_at_a_time(optimizer))
                 results = strategy.run(update, args=(batch,))
-            with tf.control_dependencies(made):
+            with _operations() as counted, tf.control_dependencies(made):
                 self._updates.add(1)
                 held.count_applied(1)
-            return self._pool.first_replica(results)
+            with tf.control_dependencies(counted):
+                return [
+                    tf.ensure_shape(sum_, shape)
+                    for sum_, shape in zip(self._pool.first_replica(results), shapes, strict=True)
+                ]
 
         def make(batches, ahead, told, number, n, end, held):
             batch, ahead = batches.take(ahead, number, end, told)
             with tf.control_dependencies(told):
                 valid = held.is_valid()  # a worker that was taken for dead may be at it
-            sums = tf.cond(valid, lambda: run(batch, held), step.zero_sums)
-            return sums, ahead, sums  # which come out of the condition when all in it is done
+            # A condition, as a loop: into it TensorFlow hands what is known at the time of a call alone, as a worker's
+            # lookup table (`deferred_external_captures` in while_v2.py and not in cond_v2.py, both of
+            # tensorflow/python/ops).
+            zeros = step.zero_sums()
+            shapes = [sum_.shape for sum_ in zeros]
+            sums, _ = tf.while_loop(
+                lambda sums, to_do: to_do, lambda sums, to_do: (run(batch, held, shapes), False), (zeros, valid)
+            )
+            return sums, ahead, sums
 
         return _Updates(step.zero_sums, make)
 
