@@ -35,6 +35,9 @@ class Policy:
     def waits_for_workers(self, lost):
         return False
 
+    def lets_go(self, task, lost):
+        return False
+
 
 @pytest.fixture
 def end(ended):
@@ -131,6 +134,56 @@ class TestLead:
         assert told == [f"{name} 0 at {name}0:2222 was asked to stop" for name in ("ps", "worker")]
         leader.end(together=False, status=75)
         assert [other.next() for _, other in lines] == ["done 75", "done 75"]
+
+    def test_a_worker_that_was_asked_to_stop_leaves_where_enough_are_left(self, lead, connect):
+        lines, told = [connect("worker", 0), connect("worker", 1), connect("ps", 0)], []
+        workers = frozenset(Task("worker", index) for index in range(3))  # one is not there
+        policy = LossPolicy(True, workers, fewest_workers=1)
+        leader = lead(*lines, policy=policy, missing=[Task("worker", 2)], on_preempted=lambda why: not told.append(why))
+        lines[0][1].say("preempt")
+        assert lines[0][1].next() == "refuse"
+        lines[0][1].end()
+        wait_until(lambda: Task("worker", 0) in leader.lost)
+        lines[1][1].say("preempt")
+        assert lines[1][1].next() == "accept"
+        lines[2][1].say("preempt")
+        assert lines[2][1].next() == "accept"
+        assert told == ["worker 1 at worker1:2222 was asked to stop", "ps 0 at ps0:2222 was asked to stop"]
+        leader.end(together=False)
+
+    def test_one_that_was_missing_joins(self, lead, connect, capfd):
+        line, late = connect("worker", 0), connect("worker", 1)
+        comes = threading.Event()
+
+        def find(task, over):
+            assert task == Task("worker", 1)
+            assert comes.wait(DEADLINE)
+            return late[0]
+
+        leader = lead(line, missing=[Task("worker", 1)], find_replacement=find)
+        line[1].say("ready")
+        leader.wait_ready(DEADLINE)  # not for the other one
+        assert leader.lost == [Task("worker", 1)]
+        assert leader.unused == {Task("worker", 1)}
+        assert leader.first_loss() == ""
+        comes.set()
+        assert late[1].next() == "go"
+        late[1].say("ready")
+        wait_until(lambda: not leader.lost)
+        assert leader.unused == set()  # TensorFlow is not connected to any yet
+        leader.end(together=False)
+        assert [line[1].next(), late[1].next()] == ["done", "done"]
+        assert capfd.readouterr().err == "tf2dist: worker 1 at worker1:2222 has joined the job\n"
+
+    def test_one_that_ended_before_it_is_ready_is_not_waited_for_where_enough_are_left(self, lead, connect):
+        lines = [connect("worker", 0), connect("worker", 1)]
+        policy = LossPolicy(True, frozenset([Task("worker", 0), Task("worker", 1)]), fewest_workers=1)
+        leader = lead(*lines, policy=policy)
+        waiting = background(leader.wait_ready, 10 * DEADLINE)
+        lines[0][1].end()
+        lines[1][1].say("ready")
+        waiting.result(DEADLINE)
+        leader.end(together=False)
 
     def test_a_peer_that_has_left_something_undone_has_all_of_them_start_again(self, lead, connect):
         lines = [connect("worker", 1), connect("worker", 2)]
@@ -313,68 +366,64 @@ class TestAllWorkersLost:
 
     @pytest.mark.parametrize("all_of_them", [pytest.param(True, marks=pytest.mark.slow), False])
     def test_they_come_back(self, lead, connect, ended, all_of_them):
-        """TensorFlow uses none before all are back, so one that comes back is not enough."""
+        """One of them is enough."""
         lines = [connect("worker", 0), connect("worker", 1)]
-        back = [connect("worker", 0), connect("worker", 1)]
-        found = {other.task: other for other, _ in back[0 if all_of_them else 1 :]}
+        back = [connect("worker", 0), connect("worker", 1)][0 if all_of_them else 1 :]
+        found = {other.task: other for other, _ in back}
         find = lambda task, over: found.pop(task, None)  # noqa: E731
         leader = lead(*lines, policy=self.policy(2.0), find_replacement=find)
         for _, other in lines:
             other.end()
         wait_until(lambda: len(leader.lost) == 2)
-        for _, other in back[0 if all_of_them else 1 :]:
+        for _, other in back:
             assert other.next() == "go"
             other.say("ready")
-        if all_of_them:
-            wait_until(lambda: not leader.lost)
-            assert stays(ended, 3.0)
-            back[1][1].end()  # a later loss of one of them is like any other
-            wait_until(lambda: leader.lost)
-        else:
-            assert ended.result(DEADLINE).endswith("; the workers did not come back within 2 s")
-        leader.end(together=False)
-
-    def test_one_that_is_back_beside_one_that_is_not_does_not_count(self, lead, connect, ended):
-        lines = [connect("worker", 0), connect("worker", 1)]
-        back = connect("worker", 1)
-        found = iter([back[0]])
-        find = lambda task, over: next(found, None) if task.index else None  # noqa: E731
-        policy = LossPolicy(True, frozenset([*self.WORKERS, Task("worker", 2)]), 0.2)
-        last = connect("worker", 2)
-        leader = lead(*lines, last, policy=policy, find_replacement=find)
-        for _, other in lines:
-            other.end()
-        wait_until(lambda: len(leader.lost) == 2)
-        assert back[1].next() == "go"
-        back[1].say("ready")
-        wait_until(lambda: leader.lost == [Task("worker", 0)])
-        assert leader.unused == {Task("worker", 0), Task("worker", 1)}
-        last[1].end()
-        assert ended.result(DEADLINE).startswith("worker 2 at worker2:2222 is gone")
-
-    @pytest.mark.parametrize("connected", [True, False])
-    def test_one_that_is_back_counts_once_tensorflow_has_connected_to_it(self, lead, connect, ended, connected):
-        """If the other one is lost before, TensorFlow waits for that: it updates the cluster as a whole."""
-        lines, back = [connect("worker", 0), connect("worker", 1)], connect("worker", 1)
-        found = iter([back[0]])
-        find = lambda task, over: next(found, None) if task.index else None  # noqa: E731
-        leader = lead(*lines, policy=self.policy(0.2), find_replacement=find)
-        lines[1][1].end()
-        wait_until(lambda: leader.lost)
-        leader.note_update()  # of something else, while it is lost
-        assert back[1].next() == "go"
-        back[1].say("ready")
-        wait_until(lambda: not leader.lost)
-        assert leader.unused == set()
-        if connected:
-            leader.note_update()
-        lines[0][1].end()
-        if connected:
-            wait_until(lambda: leader.unused == {Task("worker", 0)})
-            assert stays(ended, 1.0)
+        wait_until(lambda: len(leader.lost) == 2 - len(back))
+        assert stays(ended, 3.0)
+        back[-1][1].end()
+        wait_until(lambda: Task("worker", 1) in leader.lost)
+        if all_of_them:  # a later loss of one of them is like any other
             leader.end(together=False)
         else:
-            assert ended.result(DEADLINE).startswith("worker 0 at worker0:2222 is gone")
+            assert ended.result(DEADLINE).endswith("; the workers did not come back within 2 s")
+
+    def test_one_that_is_back_is_used_once_tensorflow_is_connected_to_it(self, lead, connect, ended):
+        """Whether others are lost or not."""
+        lines, back, workers = [connect("worker", 0), connect("worker", 1)], connect("worker", 1), self.WORKERS
+        found, changes = iter([back[0]]), []
+        find = lambda task, over: next(found, None) if task.index else None  # noqa: E731
+        leader = lead(*lines, policy=self.policy(DEADLINE), find_replacement=find)
+        assert leader.present() == dict.fromkeys(workers, 1)
+        leader.note_connected(leader.present())
+        leader.on_change(lambda: changes.append(leader.present()))
+        for line in lines:
+            line[1].end()
+        wait_until(lambda: len(changes) == 2)
+        assert changes[1] == leader.present() == {}
+        leader.note_connected({})
+        assert back[1].next() == "go"
+        back[1].say("ready")
+        wait_until(lambda: len(changes) == 3)
+        assert leader.present() == {Task("worker", 1): 2}
+        assert leader.wait_for_change(lambda tasks: bool(tasks), DEADLINE) == leader.present()
+        assert leader.unused == set(workers)
+        leader.note_connected(leader.present())
+        assert leader.unused == {Task("worker", 0)}
+        assert not ended.done()
+        leader.end(together=False)
+
+    def test_one_that_is_lost_and_back_between_two_looks_is_another(self, lead, connect, ended):
+        line, back = connect("worker", 0), connect("worker", 0)
+        found = iter([back[0]])
+        leader = lead(line, policy=self.policy(DEADLINE), find_replacement=lambda task, over: next(found, None))
+        before = leader.present()
+        leader.note_connected(before)
+        line[1].end()
+        assert back[1].next() == "go"
+        back[1].say("ready")
+        wait_until(lambda: leader.present() not in ({}, before))
+        assert leader.unused == {Task("worker", 0)}
+        leader.end(together=False)
 
     def test_the_end_of_the_job_ends_the_wait(self, lead, connect, ended):
         line = connect("worker", 0)

@@ -254,54 +254,47 @@ def _results(tf, tasks, devices):
         tf.device = real
 
 
-def test_workers_that_came_back_are_connected_again_when_none_is_lost_and_get_tasks(tf, soon, monkeypatch):
-    """Both die in their first task, and come back one after the other. Nothing runs until both are connected."""
-    lost, connected, looks = [], [], itertools.count()
+def test_workers_that_came_back_get_tasks_once_they_are_connected(tf, soon, monkeypatch):
+    """Both die in their first task, and come back one after the other; the first one makes tasks meanwhile."""
+    lost, unused, ran, looks = [], {0, 1}, [], itertools.count()
 
     def function(number):
-        if not connected:
+        if unused == {0, 1}:
             raise tf.errors.UnavailableError(None, None, "Connection reset by peer")
+        ran.append(set(unused))
         return tf.constant(number)
 
     def lost_tasks():
         look = next(looks)
         lost[:] = [tf2dist.Task("worker", index) for index in (0, 1) if 2 <= look < 20 + 20 * index]
+        unused.intersection_update({index for index in (0, 1) if look < 25 + 20 * index})  # it is connected later
         return list(lost)
-
-    def reconnect():
-        assert not lost
-        connected.append(next(looks))
 
     current = session.Session()
     monkeypatch.setattr(current, "lost_tasks", lost_tasks)
-    monkeypatch.setattr(current, "unused_workers", lambda: {0, 1} if lost else set())
+    monkeypatch.setattr(current, "unused_workers", lambda: set(unused))
     monkeypatch.setattr(session, "_current", current)
-    monkeypatch.setattr(task_scheduler, "reconnect_to_restarted_tasks", reconnect)
     monkeypatch.setattr(tf, "device", lambda name: contextlib.nullcontext())
     devices = [task_scheduler._worker_device(index) for index in (0, 1)]
     scheduler = TaskScheduler(devices, remote=True)
-    found = list(scheduler.run(Task(i, function, i) for i in range(20)))
-    assert sorted(found) == [(i, i) for i in range(20)]
-    assert len(connected) == 1
-    assert connected[0] >= 40
+    found = list(scheduler.run(Task(i, function, i) for i in range(100)))
+    assert sorted(found) == [(i, i) for i in range(100)]
+    assert ran[0] == {1}
+    assert ran[-1] == set()
     assert sorted(scheduler._idle) == devices  # each once, though what it ran ended after it was given up
 
 
-def test_a_worker_that_is_connected_again_gets_tasks_though_the_other_one_is_lost_then(tf, monkeypatch):
+def test_a_worker_that_is_connected_again_gets_tasks_while_another_one_is_lost(tf, monkeypatch):
     lost = [tf2dist.Task("worker", 1)]
     current = session.Session()
     monkeypatch.setattr(current, "lost_tasks", lambda: list(lost))
     monkeypatch.setattr(current, "unused_workers", lambda: {task.index for task in lost})
     monkeypatch.setattr(session, "_current", current)
-    monkeypatch.setattr(task_scheduler, "reconnect_to_restarted_tasks", lambda: None)
     first, second = (task_scheduler._worker_device(index) for index in (0, 1))
     scheduler = TaskScheduler([first, second], remote=True)
     scheduler._drop_lost_workers()
     assert scheduler._alive == {first}
-    lost.clear()
-    scheduler._take_back_workers()
-    scheduler._reconnection._thread.join()
-    lost.append(tf2dist.Task("worker", 0))
+    lost[:] = [tf2dist.Task("worker", 0)]
     scheduler._drop_lost_workers()
     scheduler._take_back_workers()
     assert scheduler._alive == {second}

@@ -74,9 +74,10 @@ def test_a_worker_is_lost_in_the_last_epoch(by_hand, tmp_path):
     assert result_without_worker_1(job, tmp_path)["updates"] == 20 * 60
 
 
-def lost_before_it_is_connected_to(launched, directory, *layout):
+def lost_before_it_is_connected_to(launched, directory, *layout, noticed):
     """Kills worker 1 when it serves and the coordinator has not connected to it; returns status and output."""
-    job = launched(["--ps=1", "--workers=2", *layout], f"{PROGRAMS}.lost_at_start", str(directory))
+    program = f"{PROGRAMS}.lost_at_start", str(directory), "noticed" if noticed else "unnoticed"
+    job = launched(["--ps=1", "--workers=2", *layout], *program)
     job.until("all_serve")
     linux.kill(job.pids("worker 1"), signal.SIGKILL)
     (directory / "lost").write_text("")
@@ -84,9 +85,10 @@ def lost_before_it_is_connected_to(launched, directory, *layout):
 
 
 @pytest.mark.slow
-def test_a_worker_is_lost_just_before_the_coordinator_connects(launched, tmp_path):
-    """TensorFlow waits for it, and it for the coordinator, which must notice meanwhile that it is back."""
-    status, error = lost_before_it_is_connected_to(launched, tmp_path)
+@pytest.mark.parametrize("noticed", [True, False])
+def test_a_worker_is_lost_just_before_the_coordinator_connects(launched, tmp_path, noticed):
+    """The job begins without it; or TensorFlow waits for it, and it for the coordinator, which must notice it."""
+    status, error = lost_before_it_is_connected_to(launched, tmp_path, noticed=noticed)
     assert status == 0, error
     assert (tmp_path / "updates").read_text() == str(3 * -(-ROWS // 16))
 
@@ -94,10 +96,17 @@ def test_a_worker_is_lost_just_before_the_coordinator_connects(launched, tmp_pat
 @pytest.mark.slow
 def test_a_worker_that_does_not_come_back_before_the_coordinator_connects(launched, tmp_path, monkeypatch):
     monkeypatch.setenv("TF2DIST_START_TIMEOUT", "15")
-    status, error = lost_before_it_is_connected_to(launched, tmp_path, "--max_restarts=0")
+    status, error = lost_before_it_is_connected_to(launched, tmp_path, "--max_restarts=0", noticed=False)
     assert status == 1
     assert "worker 1 at 127.0.0.1:" in error.splitlines()[-1], error
     assert "Traceback" not in error
+
+
+@pytest.mark.slow
+def test_the_job_begins_without_a_worker_that_does_not_come_back(launched, tmp_path):
+    status, error = lost_before_it_is_connected_to(launched, tmp_path, "--max_restarts=0", noticed=True)
+    assert status == 0, error
+    assert (tmp_path / "updates").read_text() == str(3 * -(-ROWS // 16))
 
 
 @pytest.mark.slow

@@ -22,7 +22,6 @@ import tensorflow as tf  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from tf2dist.compat.eager_context import on_cluster_update  # noqa: E402
 from tf2dist.runtime import session  # noqa: E402
 from trainers.common import threefry  # noqa: E402
 
@@ -73,18 +72,16 @@ def inside(name, at=None):
 
 def each_killed():
     """Each worker is killed once, the second one when the first one is back and connected."""
-    updates = []
 
     def progress(done):
         if done == 5:
-            on_cluster_update(lambda: updates.append(done))
             ask("first_killed")
             wait(session.current().lost_tasks)
             (out / "first_noticed").touch()
         if done == 15:
             wait(lambda: not session.current().lost_tasks())
         if done == 25:
-            wait(lambda: updates)
+            wait(lambda: not session.current().unused_workers())
             ask("second_killed")
 
     shards = [(first, SIZE) for first in range(0, SAMPLES, SIZE)]

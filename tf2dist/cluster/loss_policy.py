@@ -78,15 +78,18 @@ class LossPolicy:
       workers: all workers of the job.
       workers_grace: seconds that the job waits for its workers when none is left.
       irreplaceable: a worker that cannot come back without the coordinator: its own, where there is no chief.
+      fewest_workers: with which the job begins, and down to which it lets workers go that are asked to stop; None if it
+        begins with all, and stops as a whole.
     """
 
     has_servers: bool
     workers: frozenset[Task] = frozenset()
     workers_grace: float = WORKERS_GRACE
     irreplaceable: Task | None = None
+    fewest_workers: int | None = None
 
     @classmethod
-    def of(cls, cluster: Cluster, *, has_servers: bool) -> LossPolicy:
+    def of(cls, cluster: Cluster, *, has_servers: bool, fewest_workers: int | None = None) -> LossPolicy:
         """Returns the policy of a cluster; with TF2DIST_WORKERS_GRACE in place of WORKERS_GRACE if that is set.
 
         Raises:
@@ -98,13 +101,19 @@ class LossPolicy:
             raise ClusterError(str(error)) from None
         workers = frozenset(task for task in cluster.tasks if task.job == "worker")
         leader = leader_of(cluster)
-        return cls(has_servers, workers, grace, leader if has_servers and leader in workers else None)
+        own = leader if has_servers and leader in workers else None
+        return cls(has_servers, workers, grace, own, fewest_workers)
 
     def ends_job(self, lost: Collection[Task]) -> bool:
         """Returns whether the loss of these tasks ends the job at once."""
         if self.irreplaceable in lost and self.waits_for_workers(lost):
             return True
         return any(on_loss(task, leader=None, has_servers=self.has_servers) is OnLoss.END for task in lost)
+
+    def lets_go(self, task: Task, lost: Collection[Task]) -> bool:
+        """Returns whether this task may end alone when it is asked to stop, beside those that are lost."""
+        left = self.workers - {task, *lost}
+        return self.fewest_workers is not None and task in self.workers and len(left) >= self.fewest_workers
 
     def waits_for_workers(self, lost: Collection[Task]) -> bool:
         """Returns whether no worker is left, so that nothing is computed until they come back."""

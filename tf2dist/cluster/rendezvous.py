@@ -12,6 +12,7 @@ import contextlib
 import errno
 import json
 import logging
+import math
 import os
 import queue
 import socket
@@ -20,7 +21,7 @@ import time
 from importlib.metadata import PackageNotFoundError, version
 from typing import cast
 
-from tf2dist.cluster.heartbeat import TaskConnection, sending_heartbeats
+from tf2dist.cluster.heartbeat import TaskConnection, sending_heartbeats, start_heartbeats
 from tf2dist.cluster.spec import Cluster, ClusterError, Task, one_line
 from tf2dist.system import environment_variables
 
@@ -28,6 +29,7 @@ START_TIMEOUT = 120.0  # seconds that a task waits for the others
 _ANSWER_TIMEOUT = 10.0  # seconds for the answer to a greeting, on a connection that stands
 _REPLACEMENT_TIMEOUT = 5.0  # seconds for one attempt to reach the replacement of a lost task
 _MAX_MESSAGE = 1 << 20  # bytes of a greeting
+_LAST_CALL = 5.0  # seconds that a job which has enough workers waits for the others
 _QUIET = 15.0  # seconds before a waiting task logs for whom it waits, and between two such messages
 
 _log = logging.getLogger("tf2dist")
@@ -92,20 +94,128 @@ def wait_for_followers(cluster: Cluster, others: list[Task], limit: float = STAR
       ClusterError: the port is in use.
     """
     deadline = time.monotonic() + limit
-    if cluster.task not in others:  # else its server is a process of its own, which listens there already
-        _check_own_address(cluster, deadline, limit)
     connections: list[TaskConnection] = []
     with sending_heartbeats(connections):
-        for task in others:
-            connections.append(_connect(cluster, task, deadline, limit))
-        # A task that ended while this one waited for the others may have been started again.
-        while ended := [i for i, connection in enumerate(connections) if connection.has_ended()]:
-            for i in ended:
-                connections[i].close()
-                connections[i] = _connect(cluster, connections[i].task, deadline, limit)
+        _meet(cluster, others, connections, deadline, limit)
     for connection in connections:
         connection.send("go")
     return connections
+
+
+def wait_for_some(
+    cluster: Cluster, others: list[Task], fewest_workers: int, limit: float = START_TIMEOUT
+) -> tuple[list[TaskConnection], list[Task]]:
+    """As `wait_for_followers`, but goes without workers that are missing, if at least `fewest_workers` are there.
+
+    Then it waits a few seconds more for the others. A worker that was started differently is logged, and missing.
+
+    Returns:
+      The open connections, and the workers that are missing.
+
+    Raises:
+      As `wait_for_followers`, and RendezvousError where fewer workers are there after `limit` seconds.
+    """
+    deadline = time.monotonic() + limit
+    workers = [task for task in others if task.job == "worker"]
+    servers: list[TaskConnection] = []
+    arrivals = _Arrivals(cluster, workers)
+    with arrivals, sending_heartbeats(servers):
+        _meet(cluster, [task for task in others if task not in workers], servers, deadline, limit)
+        arrivals.wait_for(fewest_workers, deadline, limit)
+        _replace_ended(cluster, servers, deadline, limit)
+    for connection in [*servers, *arrivals.connections]:
+        connection.send("go")
+    there = {connection.task for connection in arrivals.connections}
+    return [*servers, *arrivals.connections], [task for task in workers if task not in there]
+
+
+def _meet(
+    cluster: Cluster, others: list[Task], connections: list[TaskConnection], deadline: float, limit: float
+) -> None:
+    """Connects to every one of `others`, and puts them into `connections`."""
+    if cluster.task not in others:  # else its server is a process of its own, which listens there already
+        _check_own_address(cluster, deadline, limit)
+    for task in others:
+        connections.append(_connect(cluster, task, deadline, limit))
+    _replace_ended(cluster, connections, deadline, limit)
+
+
+def _replace_ended(cluster: Cluster, connections: list[TaskConnection], deadline: float, limit: float) -> None:
+    """Connects again to tasks that ended while this one waited for others: they may have been started again."""
+    while ended := [i for i, connection in enumerate(connections) if connection.has_ended()]:
+        for i in ended:
+            connections[i].close()
+            connections[i] = _connect(cluster, connections[i].task, deadline, limit)
+
+
+class _Arrivals:
+    """Workers that come in any order, or not at all; a context in which they are waited for.
+
+    Attributes:
+      connections: to those that are there, in their own order once it is left.
+    """
+
+    def __init__(self, cluster: Cluster, workers: list[Task]) -> None:
+        self.connections: list[TaskConnection] = []
+        self._cluster, self._workers = cluster, workers
+        self._changed = threading.Condition()  # of connections
+        self._over = threading.Event()
+
+    def __enter__(self) -> None:
+        self._stop_heartbeats = start_heartbeats(self.connections)
+        for worker in self._workers:
+            threading.Thread(target=self._find, args=(worker,), name="rendezvous", daemon=True).start()
+
+    def __exit__(self, *error: object) -> None:
+        with self._changed:
+            self._over.set()
+            self.connections.sort(key=lambda connection: connection.task.index)
+        self._stop_heartbeats()
+
+    def _find(self, worker: Task) -> None:
+        """Connects to a worker, and again to one that has taken its place, until the context is left."""
+        while (connection := wait_for_replacement(self._cluster, worker, self._over)) is not None:
+            with self._changed:
+                if self._over.is_set():
+                    connection.close()
+                    return
+                self.connections.append(connection)
+                self._changed.notify_all()
+            while not connection.has_ended():
+                if self._over.wait(0.2):
+                    return
+            with self._changed:
+                if self._over.is_set():
+                    return
+                self.connections.remove(connection)
+            connection.close()
+
+    def wait_for(self, fewest: int, deadline: float, limit: float) -> None:
+        """Waits until `fewest` are there, and a few seconds more for the others.
+
+        Raises:
+          RendezvousError: they are not, by `deadline`; `limit` seconds is what the message says.
+        """
+        next_log = time.monotonic() + _QUIET
+        enough_since = math.inf
+        with self._changed:
+            while len(self.connections) < len(self._workers) and time.monotonic() < enough_since + _LAST_CALL:
+                now, there = time.monotonic(), {connection.task for connection in self.connections}
+                missing = ", ".join(f"{w} at {self._cluster.address(w)}" for w in self._workers if w not in there)
+                if len(there) >= fewest:
+                    enough_since = min(enough_since, now)
+                else:
+                    enough_since = math.inf
+                    if now > deadline:
+                        raise RendezvousError(
+                            f"{len(there)} of at least {fewest} workers are there after {limit:g} s, without {missing}"
+                        )
+                    if now > next_log:
+                        _log.warning(
+                            "%s waits for at least %s workers; without %s", self._cluster.task, fewest, missing
+                        )
+                        next_log = now + _QUIET
+                self._changed.wait(0.2)
 
 
 def wait_for_replacement(cluster: Cluster, task: Task, over: threading.Event) -> TaskConnection | None:

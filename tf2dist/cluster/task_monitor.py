@@ -6,7 +6,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from tf2dist.cluster.heartbeat import GRACE, SILENCE, TaskConnection, TaskLostError, start_heartbeats
 from tf2dist.cluster.loss_policy import LossPolicy
@@ -33,6 +33,7 @@ class LeaderMonitor:
         that it also takes was set before. Without this function a lost task stays lost.
       on_preempted: called with a line that names it when a task was asked to stop; returns whether the job ends for
         that. If it does not, that task is told.
+      missing: tasks that are not there yet. They may come later, and count as lost until then.
 
     Attributes:
       connections: the open connections, those to replacements in their places.
@@ -47,10 +48,12 @@ class LeaderMonitor:
         on_fatal_loss: Callable[[str], object],
         find_replacement: Callable[[Task, threading.Event], TaskConnection | None] = lambda task, over: None,
         on_preempted: Callable[[str], bool] = lambda why: False,
+        missing: Sequence[Task] = (),
     ) -> None:
         self.connections = connections
         self.calls = PeerCalls(self._end_for, self._tell_that_call_raised)
-        self._lost: list[Task] = []
+        self._lost: list[Task] = [*missing]
+        self._never_came = set(missing)
         self._first_loss = _FirstLoss()
         self._policy = policy
         self._on_fatal_loss = on_fatal_loss
@@ -61,18 +64,20 @@ class LeaderMonitor:
         self._done = "done"
         self._again = False  # has a peer said so?
         self._fatal_loss = threading.Event()
-        # Tasks that TensorFlow does not use. Its coordinator uses a worker that came back once no other one is lost:
-        # its update of the cluster waits for all of them (`WorkerPreemptionHandler`).
-        self._unused: set[Task] = set()
-        self._unconnected: set[Task] = set()  # lost since the last update of the cluster, some of them back
-        self._changed = threading.Condition()  # of _lost, _unused, _unconnected and _over
-        self._bye = {connection.task: threading.Event() for connection in connections}
-        self._ready = {connection.task: threading.Event() for connection in connections}
+        tasks = [*(connection.task for connection in connections), *missing]
+        self._starts = dict.fromkeys(tasks, 1)  # how often each task has been started, or is about to be
+        self._connected: dict[Task, int] | None = None  # at which start TensorFlow is connected to it; None: not known
+        self._changed = threading.Condition()  # of _lost, _starts, _connected and _over
+        self._on_change: list[Callable[[], object]] = []
+        self._bye = {task: threading.Event() for task in tasks}
+        self._ready = {task: threading.Event() for task in tasks}
         self._answers: dict[Task, str] = {}  # to the last question
         self._answered = threading.Condition()
         self._on_stalled: Callable[[], object] = lambda: None
         for connection in connections:
             threading.Thread(target=self._monitor, args=(connection,), name="monitor", daemon=True).start()
+        for task in missing:
+            threading.Thread(target=self._wait_for, args=(task,), name="monitor", daemon=True).start()
         self._stop_heartbeats = start_heartbeats(connections)
 
     @property
@@ -83,14 +88,33 @@ class LeaderMonitor:
 
     @property
     def unused(self) -> set[Task]:
-        """The tasks that TensorFlow does not use: those lost, and those that are back as long as others are lost."""
+        """The tasks that TensorFlow does not use: those lost, and those to which it is about to connect again."""
         with self._changed:
-            return set(self._unused)
+            connected = self._starts if self._connected is None else self._connected
+            return {task for task, starts in self._starts.items() if connected.get(task) != starts} | set(self._lost)
 
-    def note_update(self) -> None:
-        """Notes that TensorFlow has connected to all tasks, those that came back among them."""
+    def present(self) -> dict[Task, int]:
+        """The tasks that are there, with how often each has been started."""
         with self._changed:
-            self._unconnected.intersection_update(self._lost)
+            return self._present()
+
+    def _present(self) -> dict[Task, int]:
+        return {task: starts for task, starts in self._starts.items() if task not in self._lost}
+
+    def wait_for_change(self, is_other: Callable[[dict[Task, int]], bool], limit: float) -> dict[Task, int]:
+        """Waits until `is_other(self.present())`, for `limit` seconds at most; returns what it was asked about last."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._over.is_set() or is_other(self._present()), limit)
+            return self._present()
+
+    def on_change(self, callback: Callable[[], object]) -> None:
+        """Has `callback` called, in a thread of the monitor, when a task was lost or has come. It must not wait."""
+        self._on_change.append(callback)
+
+    def note_connected(self, tasks: Mapping[Task, int]) -> None:
+        """Notes to which tasks TensorFlow is connected, and at which start of each."""
+        with self._changed:
+            self._connected = dict(tasks)
 
     def first_loss(self, limit: float = 0.0) -> str:
         """Returns which task was lost first, waiting `limit` seconds for a loss; empty if none is, or all are back."""
@@ -104,14 +128,26 @@ class LeaderMonitor:
           RendezvousError: names the first task that did not serve within `limit` seconds.
         """
         deadline = time.monotonic() + limit
-        for connection in self.connections:
-            if not self._ready[connection.task].wait(max(0.0, deadline - time.monotonic())):
+        for connection in self.connections.copy():  # who comes later is not waited for
+            if not self._is_ready(connection.task, deadline):
+                if self._can_begin_without(connection.task):
+                    continue
                 if connection.task in self.lost:
                     why = "it ended before the job began, and did not come back"
                     raise TaskLostError(f"{connection} is gone: {why} within {limit:g} s")
                 raise RendezvousError(f"{connection} did not start its server within {limit:g} s")
             if self._fatal_loss.is_set() and connection.task in self.lost:
                 raise TaskLostError(f"{connection} is gone: it ended before the job began")
+
+    def _is_ready(self, task: Task, deadline: float) -> bool:
+        """Waits until a task serves; returns whether it does. Without one that is lost the job may begin."""
+        while not self._ready[task].wait(max(0.0, min(1.0, deadline - time.monotonic()))):
+            if time.monotonic() > deadline or self._can_begin_without(task):
+                return False
+        return True
+
+    def _can_begin_without(self, task: Task) -> bool:
+        return task in self.lost and self._policy.lets_go(task, self.lost)
 
     def preempt(self) -> None:
         """Tells every other task that the job was asked to stop."""
@@ -174,6 +210,15 @@ class LeaderMonitor:
             connection.send(self._done)
         return status
 
+    def _wait_for(self, missing: Task) -> None:
+        """Waits until a task has come that was not there, and monitors it."""
+        connection = self._find_replacement(missing, self._over)
+        if connection:
+            with self._changed:
+                self.connections.append(connection)
+            self._greet(connection)
+            self._monitor(connection)
+
     def _monitor(self, first: TaskConnection) -> None:
         """Receives what a task and its replacements send, until the job is over."""
         connection: TaskConnection | None = first
@@ -187,10 +232,14 @@ class LeaderMonitor:
         new = self._find_replacement(lost.task, self._over)
         if new:
             self.connections[self.connections.index(lost)] = new
-            new.send("go")
-            if self._over.is_set():  # `end` may have sent it to the lost task
-                new.send(self._done)
+            self._greet(new)
         return new
+
+    def _greet(self, new: TaskConnection) -> None:
+        """Has a task begin that came after the others."""
+        new.send("go")
+        if self._over.is_set():  # `end` may have sent it to the lost task, or before there was one
+            new.send(self._done)
 
     def _receive_until_lost(self, connection: TaskConnection) -> None:
         def warn() -> None:
@@ -215,7 +264,7 @@ class LeaderMonitor:
                     self.calls.raised(connection, calls)
                     continue
                 if message == "preempt":
-                    connection.send("accept" if self._on_preempted(f"{connection} was asked to stop") else "refuse")
+                    connection.send("accept" if self._stops_for(connection) else "refuse")
                     continue
                 if message == "again":
                     self._again = True
@@ -228,25 +277,37 @@ class LeaderMonitor:
             if not self._over.is_set():
                 self._handle_loss(connection, str(loss))
 
+    def _stops_for(self, preempted: TaskConnection) -> bool:
+        """Returns whether the job stops since that task was asked to; else the task alone ends."""
+        if self._policy.lets_go(preempted.task, self.lost):
+            _log.warning("tf2dist: %s was asked to stop; the job goes on without it", preempted)
+            return False
+        return self._on_preempted(f"{preempted} was asked to stop")
+
     def _note_return(self, connection: TaskConnection) -> None:
         with self._changed:
             if connection.task not in self._lost:
                 return
             self._lost.remove(connection.task)
-            if not self._lost:
-                self._unused.clear()
+            is_new = connection.task in self._never_came
+            self._never_came.discard(connection.task)
+            if self._never_came.issuperset(self._lost):
                 self._first_loss.forget()  # what fails from now on has another cause
             self._changed.notify_all()
-        _log.warning("tf2dist: %s is back", connection)
+        _log.warning("tf2dist: %s %s", connection, "has joined the job" if is_new else "is back")
+        self._tell_of_change()
+
+    def _tell_of_change(self) -> None:
+        for callback in self._on_change:
+            callback()
 
     def _handle_loss(self, connection: TaskConnection, why: str) -> None:
         with self._changed:
-            waiting = self._policy.waits_for_workers(self._unused)  # already: a worker that came back was lost again
             if connection.task not in self._lost:
                 self._lost.append(connection.task)
-            self._unconnected.add(connection.task)
-            self._unused |= self._unconnected  # a worker that is back must wait for this one, too, if it waits still
-            lost, none_left = list(self._lost), self._policy.waits_for_workers(self._unused)
+                self._starts[connection.task] += 1
+            lost, none_left = list(self._lost), self._policy.waits_for_workers(self._lost)
+            self._changed.notify_all()
         self._first_loss.set(why)
         connection.send("late")  # a task that was stopped reads it when it goes on
         try:
@@ -257,9 +318,11 @@ class LeaderMonitor:
             self._end_for(connection, why)
             return
         self._bye[connection.task].set()
+        self._tell_of_change()
         if not none_left:
             _log.warning("tf2dist: %s; the job goes on without it", why)
-        elif not waiting:
+        elif not self.waits_for_workers:
+            self.waits_for_workers = True
             threading.Thread(target=self._wait_for_workers, args=(why,), name="monitor", daemon=True).start()
 
     def _end_for(self, connection: TaskConnection, why: str) -> None:
@@ -274,10 +337,11 @@ class LeaderMonitor:
         """Ends the job unless the workers come back in time. None is left, and the last was lost as `why` says."""
         grace = self._policy.workers_grace
         _log.warning("tf2dist: %s; no worker is left, the job waits %g s for them to come back", why, grace)
-        self.waits_for_workers = True
         try:
             with self._changed:
-                if self._changed.wait_for(lambda: self._over.is_set() or not self._unused, grace):
+                if self._changed.wait_for(
+                    lambda: self._over.is_set() or not self._policy.waits_for_workers(self._lost), grace
+                ):
                     return
         finally:
             self.waits_for_workers = False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -39,32 +38,6 @@ def allow_memory_growth(gpu: tf.config.PhysicalDevice) -> None:
     here = context.context()
     here._config = tf.compat.v1.ConfigProto() if here._config is None else here._config
     here._config.gpu_options.allow_growth = True
-
-
-def reconnect_to_restarted_tasks() -> None:
-    """Connects a coordinator to tasks of its cluster that were started again, and sends them its functions.
-
-    TensorFlow's `ClusterCoordinator` does so for what is scheduled through it. Waits until no task is down. What other
-    tasks run goes on meanwhile.
-
-    Raises:
-      tf.errors.OpError: a task was lost meanwhile.
-    """
-    here = context.context()
-    here.update_server_def(here.get_server_def())
-
-
-def on_cluster_update(callback: Callable[[], object]) -> None:
-    """Calls `callback` in its thread whenever this process has connected to all tasks of its cluster (again)."""
-    here = context.context()
-    update = here.update_server_def
-
-    @functools.wraps(update)
-    def update_and_tell(*args, **kwargs) -> None:
-        update(*args, **kwargs)
-        callback()
-
-    here.update_server_def = update_and_tell
 
 
 def current_device() -> str:

@@ -13,19 +13,38 @@ from tensorflow.python.distribute.coordinator import cluster_coordinator
 from tensorflow.python.distribute.coordinator.values import RemoteValueImpl
 
 from tf2dist.compat.fetched_results import fetch_without_function
+from tf2dist.compat.partial_recovery import PartialRecovery, Starts, WorkerGate, WorkerPresence
 from tf2dist.compat.patching import Patch
 
 _making = threading.Lock()
 
 
-def coordinator_of(strategy: tf.distribute.ParameterServerStrategy) -> tf.distribute.coordinator.ClusterCoordinator:
+def coordinator_of(
+    strategy: tf.distribute.ParameterServerStrategy,
+    presence: WorkerPresence | None = None,
+    connected: Starts | None = None,
+) -> tf.distribute.coordinator.ClusterCoordinator:
     """Returns the strategy's only `ClusterCoordinator`, of which the functions here know what it does.
 
     They know nothing of one that was made before: TensorFlow makes it in the first `scope()` of a strategy that is
     not `make_strategy`'s.
+
+    Args:
+      presence: by which it follows which workers are there (`PartialRecovery`). Without it, or where the coordinator
+        was made before, lost workers come back as TensorFlow has them, all together.
+      connected: with `presence`, the workers to which the strategy is connected, as that has told.
     """
-    with _making, Patch(cluster_coordinator, {"_CoordinatedClosureQueue": _ObservedQueue}).applied():
-        return tf.distribute.coordinator.ClusterCoordinator(strategy)
+    gate = WorkerGate(connected)
+    parts: dict[str, Any] = {"_CoordinatedClosureQueue": lambda: _ObservedQueue(gate)}
+    if presence:
+        parts["WorkerPreemptionHandler"] = lambda server_def, cluster: PartialRecovery(
+            server_def, cluster, presence, connected or {}, gate
+        )
+    with _making, Patch(cluster_coordinator, parts).applied():
+        coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    if presence and isinstance(handler := coordinator._cluster.failure_handler, PartialRecovery):
+        handler.begin(dict(enumerate(strategy._cluster_resolver.cluster_spec().as_dict()["worker"])))
+    return coordinator
 
 
 class _ObservedQueue(cluster_coordinator._CoordinatedClosureQueue):
@@ -37,8 +56,9 @@ class _ObservedQueue(cluster_coordinator._CoordinatedClosureQueue):
     whatever is scheduled next (tensorflow/python/distribute/coordinator/cluster_coordinator.py).
     """
 
-    def __init__(self):
+    def __init__(self, gate: WorkerGate):
         super().__init__()
+        self._gate = gate
         self.idle: set[Any] = set()  # workers
         self.interrupted: list[Any] = []  # workers whose function has ended without a result, and is run again
         self._closures: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # by remote value
@@ -53,12 +73,20 @@ class _ObservedQueue(cluster_coordinator._CoordinatedClosureQueue):
 
     def get(self, timeout=None, tag=None):
         self._here.closure, self._here.worker = None, tag
+        self._gate.leave(tag)
         self.idle.add(tag)
         try:
-            self._here.closure = super().get(timeout, tag)
+            while True:
+                self._gate.wait_until_open(tag, lambda: not self._should_process_closures)
+                closure = super().get(timeout, tag)
+                if closure is None or self._gate.enter(tag):
+                    break
+                if closure.tag is None:  # what is a lost worker's own is made again when it is back
+                    super().put_back(closure)
         finally:
             self.idle.discard(tag)
-        return self._here.closure
+        self._here.closure = closure
+        return closure
 
     def abandon(self, remote: RemoteValueImpl) -> None:
         self._abandoned.add(self._closures[remote])

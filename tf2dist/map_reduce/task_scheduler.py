@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf2dist.compat.eager_context import reconnect_to_restarted_tasks
 from tf2dist.compat.strategy_internals import LOST_TASK_ERRORS, worker_count
 from tf2dist.errors import ShardError, reason
 from tf2dist.runtime import session
@@ -93,7 +92,7 @@ class TaskScheduler:
 
     Every device has a thread that runs one task after the other. On remote workers, a task whose worker is lost is
     retried on another one, and a late task is also given to an idle worker (speculative execution): the first result
-    counts. A worker that came back gets tasks again once no other one is lost: to connect to it takes all of them.
+    counts. A worker that came back gets tasks again.
     `tf.distribute.coordinator.ClusterCoordinator` is not used, because it cancels all closures when one fails and does
     not tell which worker runs which.
 
@@ -113,7 +112,6 @@ class TaskScheduler:
         self._idle = deque(devices)
         self._running: set[str] = set()  # devices whose thread has a task
         self._lost: set[str] = set()  # devices whose worker was lost, and is not connected again
-        self._reconnection: _Reconnection | None = None  # the one under way
         self._paused: dict[str, float] = {}  # devices that have just lost a task, until when
         self._losses = dict.fromkeys(devices, 0)  # consecutive ones
         self._last_loss: Exception = tf.errors.UnavailableError(None, None, "all workers are lost")
@@ -246,15 +244,10 @@ class TaskScheduler:
                 self._give_up(_worker_device(task.index))
 
     def _take_back_workers(self) -> None:
-        """Connects to workers that are back, beside what goes on, and gives them tasks when that is done."""
-        if self._reconnection is not None and self._reconnection.is_over:
-            if not self._reconnection.failed:
-                lost_again = {_worker_device(task.index) for task in session.current().lost_tasks()}
-                for device in self._reconnection.devices - lost_again:
-                    self._take_back(device)
-            self._reconnection = None
-        if self._lost and self._reconnection is None and not session.current().unused_workers():
-            self._reconnection = _Reconnection(set(self._lost))
+        """Gives tasks to workers that are back, once TensorFlow is connected to them."""
+        if self._lost:
+            for device in self._lost - {_worker_device(index) for index in session.current().unused_workers()}:
+                self._take_back(device)
 
     def _take_back(self, device: str) -> None:
         self._lost.discard(device)
@@ -277,25 +270,6 @@ class TaskScheduler:
         deadline = time.monotonic() + _JOIN_SECONDS
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-
-
-class _Reconnection:
-    """A thread that connects this process to the workers of these devices, which were started again."""
-
-    def __init__(self, devices: set[str]):
-        self.devices, self.failed = devices, False
-        self._thread = threading.Thread(target=self._run, name="reconnection", daemon=True)
-        self._thread.start()
-
-    @property
-    def is_over(self) -> bool:
-        return not self._thread.is_alive()
-
-    def _run(self) -> None:
-        try:
-            reconnect_to_restarted_tasks()
-        except tf.errors.OpError:  # one was lost again, which the heartbeats tell
-            self.failed = True
 
 
 def _run_inbox(device: str, inbox: queue.SimpleQueue[_Start | None], attempts: queue.SimpleQueue[_Attempt]) -> None:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from typing import Any
@@ -24,6 +25,7 @@ from tf2dist.compat.eager_operations import run_operations_without_functions
 from tf2dist.compat.executor_per_thread import use_own_executors
 from tf2dist.compat.gil_released_calls import release_gil_in_remote_calls
 from tf2dist.compat.multiworker_strategy import multi_worker_mirrored
+from tf2dist.compat.partial_recovery import WorkerPresence, connecting_to
 from tf2dist.compat.scheduled_functions import coordinator_of
 from tf2dist.compat.server_placement import place_by_bytes
 from tf2dist.compat.strategy_internals import mirrored
@@ -38,7 +40,12 @@ _ONE_SERVER_BYTES = 2 << 20
 
 
 def make_strategy(
-    name: str, *, replicas: int | None = None, cluster: Cluster | None = None, start_timeout: float | None = None
+    name: str,
+    *,
+    replicas: int | None = None,
+    cluster: Cluster | None = None,
+    start_timeout: float | None = None,
+    presence: WorkerPresence | None = None,
 ) -> tf.distribute.Strategy:
     """Makes the strategy; must come before any other use of TensorFlow in the process.
 
@@ -49,6 +56,7 @@ def make_strategy(
         device, and under "ps" a worker uses all that it sees.
       cluster: for "multiworker" and "ps", with this process as a peer, or as the coordinator.
       start_timeout: seconds that a coordinator waits for its servers; `rendezvous.start_timeout` if not given.
+      presence: tells a coordinator which workers are there; without it all have to be.
 
     Raises:
       ValueError: the name is unknown, the strategy has no use for `replicas`, or devices are missing.
@@ -75,9 +83,13 @@ def make_strategy(
     use_own_executors()
     cancel_by_own_manager()
     run_operations_without_functions()
-    strategy = tf.distribute.ParameterServerStrategy(_resolver(cluster, member=cluster.task.job == "chief"))
+    connected = presence.present() if presence else None
+    with contextlib.nullcontext() if connected is None else connecting_to(connected):
+        strategy = tf.distribute.ParameterServerStrategy(_resolver(cluster, member=cluster.task.job == "chief"))
+    if presence and connected:
+        presence.note_connected(connected)
     place_by_bytes(strategy, together)
-    coordinator_of(strategy)  # also for programs that then ask TensorFlow for the strategy's coordinator
+    coordinator_of(strategy, presence, connected)  # also of programs that then ask TensorFlow for the strategy's
     return strategy
 
 

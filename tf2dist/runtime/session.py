@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ from tf2dist.runtime.process_exit import exit_now
 from tf2dist.runtime.server import fork_worker_0_server, serve_and_exit
 from tf2dist.runtime.stall_timeout import StallWatch
 from tf2dist.runtime.step_report import StepReport
+from tf2dist.runtime.worker_presence import MonitoredWorkers
 from tf2dist.system import environment_variables, program_errors
 from tf2dist.system.limited_call import call_for
 
@@ -101,6 +103,14 @@ class Session(FailureReporter):
             return error_explanation.explain(error, self.wait_for_loss)
         leader = leader_of(self.cluster)
         return error_explanation.explain(error, self.wait_for_loss, f"{leader} at {self.cluster.address(leader)}")
+
+    @property
+    def worker_presence(self) -> MonitoredWorkers | None:
+        """Tells which workers of this coordinator's are there; None in a process that has none."""
+        monitor = self._monitor
+        return (
+            MonitoredWorkers(monitor) if self.role is Role.COORDINATOR and isinstance(monitor, LeaderMonitor) else None
+        )
 
     def lost_tasks(self) -> list[Task]:
         """Returns the tasks that are lost and have not come back; always none in a process that does not lead."""
@@ -188,6 +198,7 @@ class Session(FailureReporter):
         self.at_exit(finish)
 
 
+_log = logging.getLogger("tf2dist")
 _current = Session()
 _step_report = StepReport()  # of the process, whatever session it has
 
@@ -227,6 +238,7 @@ def join(
     start_timeout: float | None = None,
     preemptible: bool | None = None,
     stall_timeout: float | None = None,
+    min_workers: int | None = None,
 ) -> tf.distribute.Strategy:
     """Takes this process's place in the job and returns its strategy.
 
@@ -246,6 +258,8 @@ def join(
       stall_timeout: seconds without a step of `fit`, a batch of `evaluate` or `predict`, or a result of `map_reduce`,
         after which the job says for whom it waits, and fails; 0 for never. TF2DIST_STALL_TIMEOUT, or never, if not
         given.
+      min_workers: for "ps": with so many workers the job begins. The others join it when they come, and one that is
+        asked to stop by SIGTERM leaves it as long as so many are left. TF2DIST_MIN_WORKERS, or all, if not given.
 
     Raises:
       ClusterError: a cluster that cannot be, or does not fit the strategy, or a port in use.
@@ -262,6 +276,7 @@ def join(
         _check_first()
     limit = start_timeout or rendezvous.start_timeout()
     stall_limit = _stall_limit(stall_timeout)
+    fewest = _fewest_workers(min_workers, name, cluster)
     tensorflow_import.set_defaults()
     session = _begin(Session(cluster, role, start_timeout=limit, preemptible=preemptible))
     if session.preemption.by_signal and os.getpid() == 1:
@@ -275,11 +290,32 @@ def join(
     if role is Role.SERVER:
         serve_and_exit(cluster, limit, session.preemption)
     if role is Role.COORDINATOR:
-        _begin_coordinator(session, cluster, limit)
+        _begin_coordinator(session, cluster, limit, fewest)
     else:
         _begin_peer(session, cluster, limit)
     session.watch_for_stalls(stall_limit)
     return _make_strategy(session, name, replicas, cluster)
+
+
+def _fewest_workers(given: int | None, name: str, cluster: Cluster | None) -> int | None:
+    """Returns with how many workers a job begins; None for all.
+
+    Raises:
+      UsageError: with so many no job of this cluster can, or the strategy leads no workers.
+    """
+    what = f"min_workers={given}"
+    if given is not None and name != "ps":
+        raise UsageError(f"{what}: strategy {name} begins with all of its workers; ps can begin with some of them")
+    if given is None and name == "ps":
+        try:
+            given = environment_variables.count(environment_variables.MIN_WORKERS, os.environ)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        what = f"{environment_variables.MIN_WORKERS} is {given}"
+    workers = cluster.count("worker") if cluster else 0
+    if given is not None and not 1 <= given <= workers:
+        raise UsageError(f"{what}; it must be from 1 to {workers}, the number of workers that the cluster has")
+    return given
 
 
 def _stall_limit(given: float | None) -> float | None:
@@ -355,29 +391,41 @@ def _make_strategy(
     from tf2dist.runtime.make_strategy import make_strategy
 
     with tensorflow_import.held_back_stderr():
-        session.strategy = make_strategy(name, replicas=replicas, cluster=cluster, start_timeout=session.start_timeout)
+        session.strategy = make_strategy(
+            name,
+            replicas=replicas,
+            cluster=cluster,
+            start_timeout=session.start_timeout,
+            presence=session.worker_presence,
+        )
     session.preemption.handle_sigterm()  # after TensorFlow, whose own handler of a peer does nothing at all
     return session.strategy
 
 
-def _begin_coordinator(session: Session, cluster: Cluster, limit: float) -> None:
-    """Finds the servers and monitors them."""
+def _begin_coordinator(session: Session, cluster: Cluster, limit: float, fewest_workers: int | None) -> None:
+    """Finds the servers and monitors them; see `join` for `fewest_workers`."""
     rendezvous.check_port_free(cluster)
-    policy = LossPolicy.of(cluster, has_servers=True)
+    policy = LossPolicy.of(cluster, has_servers=True, fewest_workers=fewest_workers)
     if leader_of(cluster).job == "worker":
         fork_worker_0_server(cluster, limit, session.preemption)
+    followers = followers_of(cluster)
+    if fewest_workers is None:
+        connections, missing = rendezvous.wait_for_followers(cluster, followers, limit), []
+    else:
+        connections, missing = rendezvous.wait_for_some(cluster, followers, fewest_workers, limit)
     monitor = LeaderMonitor(
-        rendezvous.wait_for_followers(cluster, followers_of(cluster), limit),
+        connections,
         policy,
         session.end_for_loss,
         find_replacement=lambda task, over: rendezvous.wait_for_replacement(cluster, task, over),
         on_preempted=session.preemption.offer,
+        missing=missing,
     )
     session.monitor_with(monitor)
+    if missing:
+        names = ", ".join(f"{task} at {cluster.address(task)}" for task in missing)
+        _log.warning("tf2dist: the job begins without %s; who comes later joins it", names)
     tensorflow_import.import_tensorflow()
-    from tf2dist.compat.eager_context import on_cluster_update
-
-    on_cluster_update(monitor.note_update)
     monitor.wait_ready(limit)
     session.end_job_at_exit(lambda status: monitor.end(together=False, status=status))
 

@@ -9,6 +9,7 @@ LAUNCHED_AT = "TF2DIST_LAUNCHED_AT"  # Unix time at which the user's command beg
 JOB_ID = "TF2DIST_JOB_ID"  # tasks that have different ones are of different jobs, and do not start together
 PREPARED = "TF2DIST_PREPARED"  # what a launching trainer has found out for all its processes, as JSON
 WORKERS_GRACE = "TF2DIST_WORKERS_GRACE"  # seconds that a ps job without workers waits for them
+MIN_WORKERS = "TF2DIST_MIN_WORKERS"  # with how many workers a ps job begins; others join it when they come
 STALL_TIMEOUT = "TF2DIST_STALL_TIMEOUT"  # seconds without a step after which a job fails; 0 for never
 BATCH_TIMEOUT = "TF2DIST_BATCH_TIMEOUT"  # seconds that a batch may take where this process reads them
 FILES_TIMEOUT = "TF2DIST_FILES_TIMEOUT"  # seconds that an object store may take to answer, or to come on
