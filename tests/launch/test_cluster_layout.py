@@ -8,10 +8,14 @@ from tf2dist.errors import UsageError
 from tf2dist.launch import cluster_layout
 
 
-def read(*arguments):
+def parse(*arguments):
     parser = argparse.ArgumentParser()
     cluster_layout.add_arguments(parser)
-    return cluster_layout.from_options(parser.parse_args(arguments))
+    return parser.parse_args(arguments)
+
+
+def read(*arguments):
+    return cluster_layout.from_options(parse(*arguments))
 
 
 def places(found):
@@ -47,10 +51,19 @@ def test_how_few_workers_the_job_may_go_on_with():
     assert found.without([place for place in found.placed if place.host == "a"]) is None  # with the evaluator
 
 
+def test_with_how_few_workers_a_job_with_servers_may_begin():
+    """It goes on without those that are lost later anyway, and is not started again with fewer."""
+    options = parse("--workers=2:4", "--ps=1")
+    found = cluster_layout.from_options(options)
+    assert (found.fewest_workers, found.count("worker")) == (None, 4)
+    assert cluster_layout.task_environment(options)["TF2DIST_MIN_WORKERS"] == "2"
+    for arguments in (["--workers=4", "--ps=1"], ["--workers=2:4"]):
+        assert "TF2DIST_MIN_WORKERS" not in cluster_layout.task_environment(parse(*arguments))
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--workers=2:4", "--ps=1"], "--workers=2:4: with parameter servers"),
         (["--workers=2:4", "--hosts=a,b"], "4 workers do not fit in the 2 slots"),
         (["--workers=2:2", "--cluster=x.toml"], "both say the tasks"),
     ],

@@ -10,9 +10,9 @@
 
 Launchers start a lost worker again in its place `WORKER_RESTARTS` times unless they are told otherwise (each worker
 under Slurm, all together elsewhere); after that the job goes on with the others, but on Kubernetes, where it ends. When
-no worker is left, the coordinator waits `WORKERS_GRACE` seconds for all of them to come back (TensorFlow uses none
-before), and then ends the job. A job that ends is started again from its last checkpoint where the launcher was told to
-(--max_restarts). Only the launcher watches the evaluator: the leader has no connection to it.
+no worker is left, the coordinator waits `WORKERS_GRACE` seconds for one to come back, and then ends the job. A job that
+ends is started again from its last checkpoint where the launcher was told to (--max_restarts). Only the launcher
+watches the evaluator: the leader has no connection to it.
 """
 
 from __future__ import annotations

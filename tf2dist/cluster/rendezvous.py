@@ -199,9 +199,11 @@ class _Arrivals:
         next_log = time.monotonic() + _QUIET
         enough_since = math.inf
         with self._changed:
-            while len(self.connections) < len(self._workers) and time.monotonic() < enough_since + _LAST_CALL:
-                now, there = time.monotonic(), {connection.task for connection in self.connections}
+            while True:
+                now, there = time.monotonic(), {c.task for c in self.connections if not c.has_ended()}
                 missing = ", ".join(f"{w} at {self._cluster.address(w)}" for w in self._workers if w not in there)
+                if len(there) == len(self._workers) or (len(there) >= fewest and now > enough_since + _LAST_CALL):
+                    return
                 if len(there) >= fewest:
                     enough_since = min(enough_since, now)
                 else:

@@ -35,7 +35,8 @@ class WorkerNumbers(NamedTuple):
 
     Attributes:
       most: of workers.
-      fewest: that the job may go on with when others are lost; None if it may not go on with fewer.
+      fewest: that the job may begin with under parameter servers, and else go on with when others are lost; None if
+        it needs all.
     """
 
     most: int
@@ -48,7 +49,7 @@ class Layout:
 
     Attributes:
       placed: the tasks.
-      fewest_workers: with which the job may go on when others are lost; None if it may not go on with fewer.
+      fewest_workers: with which a job of peers may go on when others are lost; None if it may not go on with fewer.
     """
 
     placed: tuple[PlacedTask, ...]
@@ -201,8 +202,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--workers",
         type=_worker_numbers,
         metavar="N",
-        help="workers (default: one a slot, 1 without hosts); MIN:MAX where the job may go on with fewer of them from "
-        "its last checkpoint when others are lost (without parameter servers; local and ssh)",
+        help="workers (default: one a slot, 1 without hosts); MIN:MAX: with parameter servers the job begins when "
+        "MIN are there, and the others join it when they come; without (local and ssh), it may go on with fewer of "
+        "them from its last checkpoint when others are lost",
     )
     group.add_argument(
         "--chief",
@@ -271,13 +273,8 @@ def from_options(options: argparse.Namespace) -> Layout:
             raise UsageError(f"host {name} is named {times} times; several slots are {name}:N")
     numbers: WorkerNumbers | None = options.workers
     layout = place_tasks(options.ps, numbers and numbers.most, options.chief, options.evaluator, found)
-    if numbers is None or numbers.fewest is None:
+    if numbers is None or layout.count("ps"):  # it goes on without lost workers anyway
         return layout
-    if layout.count("ps"):
-        raise UsageError(
-            f"--workers={numbers.fewest}:{numbers.most}: with parameter servers a job goes on without the workers that "
-            "are lost, and each is started again in its place; give one number"
-        )
     return replace(layout, fewest_workers=numbers.fewest)
 
 
@@ -296,7 +293,12 @@ def _worker_numbers(text: str) -> WorkerNumbers:
 def task_environment(options: argparse.Namespace, start_timeout: float | None = None) -> dict[str, str]:
     """Environment variables that the options set for every task; `start_timeout` is the backend's default."""
     seconds = start_timeout if options.start_timeout is None else options.start_timeout
-    given = {environment_variables.START_TIMEOUT: seconds, environment_variables.STALL_TIMEOUT: options.stall_timeout}
+    fewest = options.workers.fewest if options.workers and options.ps else None
+    given = {
+        environment_variables.START_TIMEOUT: seconds,
+        environment_variables.STALL_TIMEOUT: options.stall_timeout,
+        environment_variables.MIN_WORKERS: fewest,
+    }
     return {name: f"{value:.12g}" for name, value in given.items() if value is not None}
 
 
