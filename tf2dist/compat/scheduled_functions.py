@@ -71,7 +71,7 @@ class _ObservedQueue(cluster_coordinator._CoordinatedClosureQueue):
             fetch_without_function(remote)
         super().put(closure, tag)
 
-    def get(self, timeout=None, tag=None):
+    def get(self, timeout=None, tag: Any = None):
         self._here.closure, self._here.worker = None, tag
         self._gate.leave(tag)
         self.idle.add(tag)
