@@ -122,13 +122,16 @@ def test_a_worker_joins(followed, updates):
 
 def test_an_idle_worker_is_lost_and_back_while_another_one_is_missing(followed, updates):
     followed.presence.become(w0=1)
-    wait_until(lambda: updates.made == [{0: "a:1"}])
+    wait_until(lambda: followed.workers[1].did == ["lost"])
     assert not followed.gate.enter(1)
-    assert followed.workers[1].did == ["lost"]
-    followed.presence.become(w0=1, w1=2)
+    followed.presence.become(w1=2)
     wait_until(lambda: followed.gate.enter(1))
-    assert updates.made[1:] == [{0: "a:1", 1: "b:1"}]
+    assert updates.made == [{1: "b:1"}]  # not for the loss alone
     assert followed.workers[1].did == ["lost", "recovered"]
+    assert followed.workers[0].did == ["lost"]
+    followed.presence.become(w0=2, w1=2)
+    wait_until(lambda: followed.gate.enter(0))
+    assert updates.made[1:] == [{0: "a:1", 1: "b:1"}]
 
 
 def test_one_that_was_started_again_unseen_is_connected_to_again(followed, updates):
@@ -153,7 +156,6 @@ def test_a_worker_whose_call_has_failed_waits_for_its_own_return(tf, followed, u
     did = []
     followed.presence.starts = {0: 1}
     thread = background(fails_once, tf, followed, did)
-    wait_until(lambda: updates.made == [{0: "a:1"}])
     assert stays(thread)
     assert did == ["failed"]
     followed.presence.become(w0=1, w1=2)
@@ -172,12 +174,12 @@ def test_a_call_that_has_failed_is_made_again_where_the_worker_lives(tf, followe
 def test_no_worker_is_taken_out_while_it_runs_something(followed, updates):
     """Or that would meet an unknown device."""
     assert followed.gate.enter(1)
-    followed.presence.become(w0=1)
-    nothing = background(wait_until, lambda: updates.made)
-    assert stays(nothing)
+    followed.presence.become(w0=1, w2=1)
+    update = background(wait_until, lambda: updates.made)
+    assert stays(update)
     followed.gate.leave(1)
-    nothing.result(DEADLINE)
-    assert updates.made == [{0: "a:1"}]
+    update.result(DEADLINE)
+    assert updates.made == [{0: "a:1", 2: "c:1"}]
 
 
 def test_without_any_worker_the_cluster_stays_as_it_was(followed, updates):
@@ -197,7 +199,7 @@ def test_an_update_that_fails_since_a_worker_is_lost_is_made_again(tf, followed,
 
 def test_where_a_server_is_lost_those_who_wait_have_the_error(tf, followed, updates):
     updates.fails.append(tf.errors.UnavailableError(None, None, "/job:ps/replica:0/task:0: Connection refused"))
-    followed.presence.starts = {0: 1}
+    followed.presence.starts = {0: 1, 2: 1}
     with pytest.raises(tf.errors.UnavailableError, match="/job:ps"):
         fails_once(tf, followed, [])
 

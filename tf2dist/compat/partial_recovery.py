@@ -106,6 +106,7 @@ class PartialRecovery(cluster_coordinator.WorkerPreemptionHandler):
 
     def __init__(self, server_def: Any, cluster: Any, presence: WorkerPresence, connected: Starts, gate: WorkerGate):
         self._presence, self._connected, self._gate = presence, dict(connected), gate
+        self._seen = dict(connected)  # who was there at the last look
         self._here = threading.local()  # which worker this thread is of
         self._rounds = 0  # of looks at who is there
         self._failed: set[int] = set()  # workers whose thread waits here, after an error
@@ -149,33 +150,34 @@ class PartialRecovery(cluster_coordinator.WorkerPreemptionHandler):
             if not self._should_preemption_thread_run:
                 return
             due.clear()
-            present = self._presence.wait_for_change(self._connected, _NOTICE_SECONDS)
-            if not present:
-                continue  # TensorFlow knows no cluster without workers; the job waits for one, or ends
+            present = self._presence.wait_for_change(self._seen, _NOTICE_SECONDS)
             lost = {worker for worker, starts in self._connected.items() if present.get(worker) != starts}
             if not self._gate.close(lost, _LOOK_SECONDS):
                 due.set()  # calls of a lost worker fail soon
                 continue
+            new = {worker for worker, starts in present.items() if self._connected.get(worker) != starts}
             with self._cluster_update_lock:
                 self._park(lost - self._failed)
                 try:
-                    if present != self._connected:
-                        self._update(present)
+                    if new:  # else TensorFlow may keep its broken connections, to close which is an error that it logs
+                        self._update(present, new)
+                    self._seen = dict(present)
                 except Exception as error:
                     self._note_failed_update(error)
                 self._rounds += 1
                 self._worker_up_cond.notify_all()
-            if self._connected != present:
+            if self._seen != present:
                 time.sleep(_LOOK_SECONDS)
 
-    def _park(self, workers: Collection[int]) -> None:
-        """Notes for workers that are not used that what they hold is lost."""
-        for worker in workers:
+    def _park(self, workers: set[int]) -> None:
+        """Notes for workers that are not used any more that what they hold is lost."""
+        for worker in workers - self._parked:
             lost = tf.errors.UnavailableError(None, None, f"/job:worker/replica:0/task:{worker} is lost")
             self._cluster.workers[worker]._on_resource_closure_failure(lost)
         self._parked.update(workers)
 
-    def _update(self, present: Starts) -> None:
+    def _update(self, present: Starts, new: Collection[int]) -> None:
+        """Connects to the workers that are there, some of which are new."""
         here = context.context()
         server_def = copy.deepcopy(here.get_server_def())
         for job in server_def.cluster.job:
@@ -183,7 +185,6 @@ class PartialRecovery(cluster_coordinator.WorkerPreemptionHandler):
                 job.tasks.clear()
                 job.tasks.update({worker: self._addresses[worker] for worker in present})
         here.update_server_def(server_def)
-        new = [worker for worker, starts in present.items() if self._connected.get(worker) != starts]
         self._connected = dict(present)
         self._presence.note_connected(present)
         for worker in self._parked.intersection(new):
