@@ -93,6 +93,20 @@ def test_the_coordinators_own_worker_cannot_come_back():
     assert policy.ends_job([own, other])
 
 
+def test_which_workers_a_job_lets_go():
+    own, *others = workers = [Task("worker", index) for index in range(3)]
+    addresses = tuple(f"h:{index}" for index in range(3))
+    for jobs, led_by in (({"chief": ("c:1",)}, Task("chief", 0)), ({}, own)):
+        cluster = Cluster({"worker": addresses, "ps": ("p:1",), **jobs}, led_by)
+        policy = LossPolicy.of(cluster, has_servers=True, fewest_workers=2)
+        assert policy.lets_go(others[0], [])
+        assert policy.lets_go(own, []) == bool(jobs)  # else it is the leader's, and could not come back
+        assert not policy.lets_go(others[0], [others[1]])
+        assert not policy.lets_go(Task("ps", 0), [])
+        fixed = LossPolicy.of(cluster, has_servers=True)
+        assert not any(fixed.lets_go(worker, []) for worker in workers)
+
+
 @pytest.mark.parametrize(
     "text", [loss_policy.__doc__, (ROOT / "docs" / "multihost.md").read_text()], ids=["code", "docs"]
 )

@@ -1,5 +1,7 @@
 """A leader that begins with some of its workers."""
 
+import socket
+
 import pytest
 
 from tests.cluster.test_rendezvous import (
@@ -15,7 +17,7 @@ from tests.cluster.test_rendezvous import (
 )
 from tests.threads import background, stays
 from tf2dist.cluster import rendezvous
-from tf2dist.cluster.rendezvous import RendezvousError, wait_for_some
+from tf2dist.cluster.rendezvous import RendezvousError, answering, wait_for_leader, wait_for_some
 from tf2dist.cluster.spec import Cluster
 
 __all__ = ["cluster", "silent"]  # fixtures
@@ -62,6 +64,20 @@ def test_too_few_are_there(cluster):
     assert str(caught.value) == f"1 of at least 2 workers are there after 2 s, without worker 0 at {address}"
 
 
+def test_of_a_job_that_worker_0_leads_its_own_server_is_not_missing(cluster, monkeypatch):
+    """It is a process that the leader has started, which listens at the leader's address."""
+    led = Cluster({"worker": cluster.jobs["worker"], "ps": cluster.jobs["ps"]}, WORKER0)
+    following = {PS: background(wait_for_leader, led.at(PS), WORKER0, DEADLINE)}
+    waiting = background(wait_for_some, led, OTHERS, 1, DEADLINE)
+    assert stays(waiting)
+    following[WORKER0] = background(wait_for_leader, led, WORKER0, DEADLINE)
+    found, missing = waiting.result(DEADLINE)
+    assert missing == [WORKER1]
+    assert [connection.task for connection in found] == [PS, WORKER0]
+    for connection in [*found, *(follower.result(DEADLINE) for follower in following.values())]:
+        connection.close()
+
+
 def test_a_server_is_missing(cluster):
     follow(cluster, WORKER0)
     with pytest.raises(RendezvousError, match=r"^ps 0 at .* is missing after 1 s"):
@@ -89,6 +105,12 @@ def test_one_that_ends_before_the_others_go_may_come_again(cluster, monkeypatch)
     found, missing = waiting.result(DEADLINE)
     assert missing == []
     agreed(cluster, found, following)
+
+
+def test_which_addresses_answer(cluster):
+    with socket.create_server(("127.0.0.1", cluster.port(PS))):
+        assert answering([cluster.address(PS), cluster.address(WORKER0)]) == {cluster.address(PS)}
+    assert answering([]) == set()
 
 
 def test_enough_is_what_is_there_at_the_end(cluster, monkeypatch):

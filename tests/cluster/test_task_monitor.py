@@ -151,6 +151,33 @@ class TestLead:
         assert told == ["worker 1 at worker1:2222 was asked to stop", "ps 0 at ps0:2222 was asked to stop"]
         leader.end(together=False)
 
+    def test_workers_that_are_asked_to_stop_together_do_not_all_leave(self, lead, connect, capfd):
+        lines, told = [connect("worker", index) for index in range(3)], []
+        policy = LossPolicy(True, frozenset(Task("worker", index) for index in range(3)), fewest_workers=2)
+        leader = lead(*lines, policy=policy, on_preempted=lambda why: not told.append(why))
+        answers = []
+        for _, other in lines:
+            other.say("preempt")
+            answers.append(other.next())
+        assert answers == ["refuse", "accept", "accept"]
+        assert len(told) == 2
+        lines[0][1].end()
+        wait_until(lambda: leader.lost)
+        assert capfd.readouterr().err == (
+            "tf2dist: worker 0 at worker0:2222 was asked to stop; the job goes on without it\n"
+        )
+        leader.end(together=False)
+
+    def test_none_leaves_a_job_that_stops_as_a_whole(self, lead, connect):
+        line, told = connect("worker", 0), []
+        policy = LossPolicy(True, frozenset([Task("worker", 0), Task("worker", 1)]), fewest_workers=1)
+        leader = lead(line, policy=policy, on_preempted=lambda why: not told.append(why))
+        leader.preempt()
+        assert line[1].next() == "preempt"
+        line[1].say("preempt")
+        assert line[1].next() == "accept"
+        leader.end(together=False)
+
     def test_one_that_was_missing_joins(self, lead, connect, capfd):
         line, late = connect("worker", 0), connect("worker", 1)
         comes = threading.Event()

@@ -13,13 +13,16 @@ ADDRESSES = {0: "a:1", 1: "b:1", 2: "c:1"}
 
 class Presence:
     def __init__(self, starts):
-        self.starts, self.connected, self._callbacks = dict(starts), None, []
+        self.starts, self.connected, self._callbacks, self.silent = dict(starts), None, [], set()
 
     def present(self):
         return dict(self.starts)
 
     def wait_for_change(self, known, limit):
         return dict(self.starts)
+
+    def answer(self, workers):
+        return {worker: starts for worker, starts in workers.items() if worker not in self.silent}
 
     def on_change(self, callback):
         self._callbacks.append(callback)
@@ -72,7 +75,8 @@ def updates(tf, monkeypatch):
         found.last = server_def
         found.made.append(workers_of(server_def))
 
-    fake = SimpleNamespace(update_server_def=update, get_server_def=lambda: found.last)
+    devices = lambda device_type=None: []  # noqa: E731
+    fake = SimpleNamespace(update_server_def=update, get_server_def=lambda: found.last, list_logical_devices=devices)
     monkeypatch.setattr(context, "context", lambda: fake)
     return found
 
@@ -91,7 +95,7 @@ def followed(tf, updates):
         _record_and_ignore_transient_timeouts=lambda error: False,
     )
     handler = PartialRecovery(updates.last, cluster, presence, {0: 1, 1: 1}, gate)
-    handler.begin(ADDRESSES)
+    handler.begin(ADDRESSES, 0)
     yield SimpleNamespace(handler=handler, presence=presence, gate=gate, workers=cluster.workers)
     handler.stop()
 
@@ -142,8 +146,7 @@ def test_one_that_was_started_again_unseen_is_connected_to_again(followed, updat
 
 
 def fails_once(tf, followed, did):
-    """What a worker's thread does whose call fails."""
-    assert followed.gate.enter(1)
+    """What a worker's thread does whose call fails; it has entered by the gate."""
     with followed.handler.wait_on_failure(
         on_failure_fn=lambda error: did.append("failed"),
         on_recovery_fn=lambda: did.append("goes on"),
@@ -154,6 +157,7 @@ def fails_once(tf, followed, did):
 
 def test_a_worker_whose_call_has_failed_waits_for_its_own_return(tf, followed, updates):
     did = []
+    assert followed.gate.enter(1)
     followed.presence.starts = {0: 1}
     thread = background(fails_once, tf, followed, did)
     assert stays(thread)
@@ -166,13 +170,93 @@ def test_a_worker_whose_call_has_failed_waits_for_its_own_return(tf, followed, u
 
 def test_a_call_that_has_failed_is_made_again_where_the_worker_lives(tf, followed, updates):
     did = []
+    assert followed.gate.enter(1)
     background(fails_once, tf, followed, did).result(DEADLINE)
     assert did == ["failed", "goes on"]
     assert updates.made == []
 
 
+def test_calls_of_a_connected_worker_that_go_on_failing_have_the_connection_made_anew(tf, followed, updates):
+    did = []
+    for _ in range(2):
+        assert followed.gate.enter(1)
+        background(fails_once, tf, followed, did).result(DEADLINE)
+    assert did == ["failed", "goes on"] * 2
+    assert updates.made == [{0: "a:1", 1: "b:1"}]
+
+
+def test_one_that_does_not_answer_is_not_waited_for(followed, updates):
+    """TensorFlow would wait for it, for ever; it is used again when it does, though it was not started again."""
+    followed.presence.silent = {1}
+    followed.presence.become(w0=1, w1=1, w2=1)
+    wait_until(lambda: followed.gate.enter(2))
+    assert updates.made == [{0: "a:1", 2: "c:1"}]
+    assert not followed.gate.enter(1)
+    assert followed.workers[1].did == ["lost"]
+    followed.presence.silent = set()
+    wait_until(lambda: followed.gate.enter(1))
+    assert updates.made[1:] == [ADDRESSES]
+    assert followed.workers[1].did == ["lost", "recovered"]
+
+
+def test_one_that_did_not_answer_for_a_moment_is_used_again(followed, updates):
+    followed.presence.silent = {1}
+    followed.presence.become(w0=1, w1=1)
+    wait_until(lambda: not followed.gate.is_open(1))
+    followed.presence.silent = set()
+    wait_until(lambda: followed.gate.is_open(1))
+    assert followed.workers[1].did == ["lost", "recovered"]
+
+
+def test_one_with_other_gpus_is_not_used(tf, followed, updates, monkeypatch, caplog):
+    gpu = SimpleNamespace(name="/job:worker/replica:0/task:2/device:GPU:0")
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: [gpu])
+    followed.presence.become(w0=1, w1=1, w2=1)
+    wait_until(lambda: updates.made == [ADDRESSES])
+    wait_until(lambda: followed.presence.connected == {0: 1, 1: 1})
+    assert not followed.gate.enter(2)
+    assert caplog.messages == ["tf2dist: worker 2 has 1 GPUs, and those before have 0; it is not used"]
+    followed.presence.become(w1=1, w2=1)
+    wait_until(lambda: followed.workers[0].did == ["lost"])
+    assert len(updates.made) == 1  # nor tried again
+
+
+def test_an_error_of_an_update_is_over_with_the_next_one(tf, followed, updates):
+    """Nobody may have waited for it."""
+    updates.fails.append(tf.errors.InternalError(None, None, "something else"))
+    followed.presence.become(w0=1, w1=1, w2=1)
+    wait_until(lambda: followed.gate.enter(2))
+    did = []
+    assert followed.gate.enter(1)
+    background(fails_once, tf, followed, did).result(DEADLINE)
+    assert did == ["failed", "goes on"]
+
+
+def test_whatever_the_call_of_a_lost_worker_meets_is_its_loss(tf, followed, updates):
+    did = []
+
+    def fails_late():
+        assert followed.gate.enter(1)
+        with followed.handler.wait_on_failure(
+            on_failure_fn=did.append,
+            on_recovery_fn=lambda: did.append("goes on"),
+            worker_device_name="/job:worker/replica:0/task:1",
+        ):
+            followed.presence.become(w0=1)
+            wait_until(lambda: not followed.gate.is_open(1))
+            raise tf.errors.InvalidArgumentError(None, None, "unknown device")
+
+    thread = background(fails_late)
+    wait_until(lambda: did)
+    assert "/job:worker" in str(did[0])
+    followed.presence.become(w0=1, w1=2)
+    thread.result(DEADLINE)
+    assert did[1:] == ["goes on"]
+    assert followed.workers[1].did == []
+
+
 def test_no_worker_is_taken_out_while_it_runs_something(followed, updates):
-    """Or that would meet an unknown device."""
+    """But for one whose call does not end."""
     assert followed.gate.enter(1)
     followed.presence.become(w0=1, w2=1)
     update = background(wait_until, lambda: updates.made)
@@ -180,6 +264,19 @@ def test_no_worker_is_taken_out_while_it_runs_something(followed, updates):
     followed.gate.leave(1)
     update.result(DEADLINE)
     assert updates.made == [{0: "a:1", 2: "c:1"}]
+    assert followed.workers[1].did == ["lost"]
+
+
+def test_a_call_of_a_lost_worker_that_does_not_end_is_not_waited_for(tf, followed, updates, monkeypatch):
+    from tf2dist.compat import partial_recovery
+
+    monkeypatch.setattr(partial_recovery, "_FAILURE_SECONDS", 0.1)
+    assert followed.gate.enter(1)
+    followed.presence.become(w0=1, w2=1)
+    wait_until(lambda: followed.gate.enter(2))
+    assert followed.workers[1].did == []
+    followed.gate.leave(1)
+    wait_until(lambda: followed.workers[1].did == ["lost"])
 
 
 def test_without_any_worker_the_cluster_stays_as_it_was(followed, updates):
@@ -199,6 +296,7 @@ def test_an_update_that_fails_since_a_worker_is_lost_is_made_again(tf, followed,
 
 def test_where_a_server_is_lost_those_who_wait_have_the_error(tf, followed, updates):
     updates.fails.append(tf.errors.UnavailableError(None, None, "/job:ps/replica:0/task:0: Connection refused"))
+    assert followed.gate.enter(1)
     followed.presence.starts = {0: 1, 2: 1}
     with pytest.raises(tf.errors.UnavailableError, match="/job:ps"):
         fails_once(tf, followed, [])

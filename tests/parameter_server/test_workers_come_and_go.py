@@ -97,6 +97,16 @@ def test_workers_join_leave_and_return(tasks, way):
         assert job.ends(name) == (0, "")
 
 
+def test_a_job_that_worker_0_leads(launched, tmp_path):
+    job = launched(["--ps=1", "--workers=1:3", "--no-chief"], f"{PROGRAMS}.joined_later", str(tmp_path), "sync")
+    job.until("state.json")
+    (tmp_path / "finish").touch()
+    status, error = job.ends("launcher")
+    assert status == 0, error
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["updates"] == result["asked"]
+
+
 def test_fewer_than_the_fewest_are_there(tasks):
     job = tasks("async")
     job.begin(("ps", 0), ("worker", 1))

@@ -1,6 +1,7 @@
 """This process in its job: who reports a failure, who is told of it, and what the process ends with."""
 
 import functools
+import re
 import socket
 import subprocess
 import sys
@@ -285,3 +286,27 @@ def test_a_process_takes_its_place_once(begin, monkeypatch):
         with pytest.raises(UsageError, match="this process is chief 0 of a job already; call "):
             begin(cluster=cluster, start_timeout=0.1)
         assert session.current() is joined
+
+
+@pytest.mark.parametrize(
+    ("given", "text", "said"),
+    [
+        (0, None, "min_workers=0; it must be from 1 to 2, the number of workers that the cluster has"),
+        (3, None, "min_workers=3; it must be from 1 to 2"),
+        ("1", None, "min_workers='1'; it must be from 1 to 2"),
+        (True, None, "min_workers=True; it must be from 1 to 2"),
+        (None, "3", "TF2DIST_MIN_WORKERS is 3; it must be from 1 to 2"),
+        (None, "few", "TF2DIST_MIN_WORKERS is 'few'; it must be a whole number above 0"),
+    ],
+)
+def test_with_how_many_workers_no_job_begins(monkeypatch, given, text, said):
+    if text is not None:
+        monkeypatch.setenv("TF2DIST_MIN_WORKERS", text)
+    cluster = Cluster({"chief": ("a:1",), "worker": ("b:1", "c:1"), "ps": ("d:1",)}, Task("chief", 0))
+    with pytest.raises(UsageError, match=re.escape(said)):
+        session.join("ps", cluster=cluster, min_workers=given)
+
+
+def test_other_strategies_begin_with_all_workers(monkeypatch):
+    with pytest.raises(UsageError, match=r"^min_workers=1: strategy one begins with all of its workers; ps can"):
+        session.join("one", min_workers=1)

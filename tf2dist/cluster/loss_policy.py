@@ -112,8 +112,9 @@ class LossPolicy:
 
     def lets_go(self, task: Task, lost: Collection[Task]) -> bool:
         """Returns whether this task may end alone when it is asked to stop, beside those that are lost."""
+        may_go = self.workers - {self.irreplaceable}
         left = self.workers - {task, *lost}
-        return self.fewest_workers is not None and task in self.workers and len(left) >= self.fewest_workers
+        return self.fewest_workers is not None and task in may_go and len(left) >= self.fewest_workers
 
     def waits_for_workers(self, lost: Collection[Task]) -> bool:
         """Returns whether no worker is left, so that nothing is computed until they come back."""

@@ -18,6 +18,8 @@ import queue
 import socket
 import threading
 import time
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
 from typing import cast
 
@@ -29,6 +31,7 @@ START_TIMEOUT = 120.0  # seconds that a task waits for the others
 _ANSWER_TIMEOUT = 10.0  # seconds for the answer to a greeting, on a connection that stands
 _REPLACEMENT_TIMEOUT = 5.0  # seconds for one attempt to reach the replacement of a lost task
 _MAX_MESSAGE = 1 << 20  # bytes of a greeting
+_LEADER_FIRST = 5.0  # seconds that a task waits longer for a leader that is there, and can say who is missing
 _LAST_CALL = 5.0  # seconds that a job which has enough workers waits for the others
 _QUIET = 15.0  # seconds before a waiting task logs for whom it waits, and between two such messages
 
@@ -96,6 +99,8 @@ def wait_for_followers(cluster: Cluster, others: list[Task], limit: float = STAR
     deadline = time.monotonic() + limit
     connections: list[TaskConnection] = []
     with sending_heartbeats(connections):
+        if cluster.task not in others:  # else its server is a process of its own, which listens there already
+            _check_own_address(cluster, deadline, limit)
         _meet(cluster, others, connections, deadline, limit)
     for connection in connections:
         connection.send("go")
@@ -107,7 +112,8 @@ def wait_for_some(
 ) -> tuple[list[TaskConnection], list[Task]]:
     """As `wait_for_followers`, but goes without workers that are missing, if at least `fewest_workers` are there.
 
-    Then it waits a few seconds more for the others. A worker that was started differently is logged, and missing.
+    Then it waits a few seconds more for the others. A worker that was started differently is logged, and missing. The
+    leader's own worker, where it is one, is always waited for: it could not come later.
 
     Returns:
       The open connections, and the workers that are missing.
@@ -116,25 +122,26 @@ def wait_for_some(
       As `wait_for_followers`, and RendezvousError where fewer workers are there after `limit` seconds.
     """
     deadline = time.monotonic() + limit
-    workers = [task for task in others if task.job == "worker"]
-    servers: list[TaskConnection] = []
+    own = [task for task in others if task == cluster.task]
+    workers = [task for task in others if task.job == "worker" and task not in own]
+    needed: list[TaskConnection] = []
+    if not own:
+        _check_own_address(cluster, deadline, limit)
     arrivals = _Arrivals(cluster, workers)
-    with arrivals, sending_heartbeats(servers):
-        _meet(cluster, [task for task in others if task not in workers], servers, deadline, limit)
-        arrivals.wait_for(fewest_workers, deadline, limit)
-        _replace_ended(cluster, servers, deadline, limit)
-    for connection in [*servers, *arrivals.connections]:
+    with arrivals, sending_heartbeats(needed):
+        _meet(cluster, [task for task in others if task not in workers], needed, deadline, limit)
+        arrivals.wait_for(fewest_workers - len(own), deadline, limit)
+        _replace_ended(cluster, needed, deadline, limit)
+    for connection in [*needed, *arrivals.connections]:
         connection.send("go")
     there = {connection.task for connection in arrivals.connections}
-    return [*servers, *arrivals.connections], [task for task in workers if task not in there]
+    return [*needed, *arrivals.connections], [task for task in workers if task not in there]
 
 
 def _meet(
     cluster: Cluster, others: list[Task], connections: list[TaskConnection], deadline: float, limit: float
 ) -> None:
     """Connects to every one of `others`, and puts them into `connections`."""
-    if cluster.task not in others:  # else its server is a process of its own, which listens there already
-        _check_own_address(cluster, deadline, limit)
     for task in others:
         connections.append(_connect(cluster, task, deadline, limit))
     _replace_ended(cluster, connections, deadline, limit)
@@ -327,6 +334,20 @@ def _call(address: str, limit: float) -> socket.socket:
     return socket.create_connection((host.strip("[]"), int(port)), timeout=limit)
 
 
+def answering(addresses: Collection[str], limit: float = 2.0) -> set[str]:
+    """Returns those of these addresses at which something accepts a connection within `limit` seconds."""
+
+    def answers(address: str) -> bool:
+        try:
+            _call(address, limit).close()
+        except OSError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(max(1, min(64, len(addresses)))) as threads:
+        return {address for address, answer in zip(addresses, threads.map(answers, addresses), strict=True) if answer}
+
+
 def _why_not_reached(error: OSError) -> str:
     return "no such host" if isinstance(error, socket.gaierror) else (error.strerror or str(error)).lower()
 
@@ -366,7 +387,7 @@ def wait_for_leader(cluster: Cluster, leader: Task, limit: float = START_TIMEOUT
                 connection = _answer(cluster, leader, *greetings.get())
                 if connection is None:
                     continue
-                if _receives_go(connection, deadline):
+                if _receives_go(connection, deadline + _LEADER_FIRST):
                     return connection
                 came = time.monotonic() > deadline
 

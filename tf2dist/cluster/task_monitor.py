@@ -54,6 +54,8 @@ class LeaderMonitor:
         self.calls = PeerCalls(self._end_for, self._tell_that_call_raised)
         self._lost: list[Task] = [*missing]
         self._never_came = set(missing)
+        self._leaving: set[Task] = set()  # were asked to stop, and are let go
+        self._preempted = False  # is the job as a whole asked to stop?
         self._first_loss = _FirstLoss()
         self._policy = policy
         self._on_fatal_loss = on_fatal_loss
@@ -151,6 +153,7 @@ class LeaderMonitor:
 
     def preempt(self) -> None:
         """Tells every other task that the job was asked to stop."""
+        self._preempted = True
         for connection in self.connections:
             connection.send("preempt")
 
@@ -279,7 +282,11 @@ class LeaderMonitor:
 
     def _stops_for(self, preempted: TaskConnection) -> bool:
         """Returns whether the job stops since that task was asked to; else the task alone ends."""
-        if self._policy.lets_go(preempted.task, self.lost):
+        with self._changed:
+            goes = not self._preempted and self._policy.lets_go(preempted.task, {*self._lost, *self._leaving})
+            if goes:
+                self._leaving.add(preempted.task)
+        if goes:
             _log.warning("tf2dist: %s was asked to stop; the job goes on without it", preempted)
             return False
         return self._on_preempted(f"{preempted} was asked to stop")
@@ -291,6 +298,7 @@ class LeaderMonitor:
             self._lost.remove(connection.task)
             is_new = connection.task in self._never_came
             self._never_came.discard(connection.task)
+            self._leaving.discard(connection.task)
             if self._never_came.issuperset(self._lost):
                 self._first_loss.forget()  # what fails from now on has another cause
             self._changed.notify_all()
@@ -307,6 +315,9 @@ class LeaderMonitor:
                 self._lost.append(connection.task)
                 self._starts[connection.task] += 1
             lost, none_left = list(self._lost), self._policy.waits_for_workers(self._lost)
+            said = connection.task in self._leaving | self._never_came  # that it goes, or nothing of it yet
+            begins_to_wait = none_left and not self.waits_for_workers and not self._policy.ends_job(lost)
+            self.waits_for_workers |= begins_to_wait
             self._changed.notify_all()
         self._first_loss.set(why)
         connection.send("late")  # a task that was stopped reads it when it goes on
@@ -320,9 +331,9 @@ class LeaderMonitor:
         self._bye[connection.task].set()
         self._tell_of_change()
         if not none_left:
-            _log.warning("tf2dist: %s; the job goes on without it", why)
-        elif not self.waits_for_workers:
-            self.waits_for_workers = True
+            if not said:
+                _log.warning("tf2dist: %s; the job goes on without it", why)
+        elif begins_to_wait:
             threading.Thread(target=self._wait_for_workers, args=(why,), name="monitor", daemon=True).start()
 
     def _end_for(self, connection: TaskConnection, why: str) -> None:
@@ -337,15 +348,13 @@ class LeaderMonitor:
         """Ends the job unless the workers come back in time. None is left, and the last was lost as `why` says."""
         grace = self._policy.workers_grace
         _log.warning("tf2dist: %s; no worker is left, the job waits %g s for them to come back", why, grace)
-        try:
-            with self._changed:
-                if self._changed.wait_for(
-                    lambda: self._over.is_set() or not self._policy.waits_for_workers(self._lost), grace
-                ):
-                    return
-        finally:
+        with self._changed:
+            ended = self._changed.wait_for(
+                lambda: self._over.is_set() or not self._policy.waits_for_workers(self._lost), grace
+            )
             self.waits_for_workers = False
-        self._on_fatal_loss(f"{why}; the workers did not come back within {grace:g} s")
+        if not ended:
+            self._on_fatal_loss(f"{why}; the workers did not come back within {grace:g} s")
 
 
 class FollowerMonitor:

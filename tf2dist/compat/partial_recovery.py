@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -23,7 +25,11 @@ from tensorflow.python.eager import context, remote
 from tf2dist.compat.patching import Patch
 
 _NOTICE_SECONDS = 2.0  # for the loss of a worker to be noticed, after a call of it has failed
+_FAILURE_SECONDS = 5.0  # for the calls of a lost worker to fail
+_AGAIN_SECONDS = 30.0  # between two failures of a connected worker's calls, for the connection to be made anew
 _LOOK_SECONDS = 0.5  # between two looks for what has changed
+
+_log = logging.getLogger("tf2dist")
 
 Starts = Mapping[int, int]  # of each worker that is there: how often it has been started
 
@@ -40,6 +46,10 @@ class WorkerPresence(Protocol):
 
         Returns those that are there, at the latest after `limit` seconds.
         """
+        ...
+
+    def answer(self, workers: Starts) -> Starts:
+        """Those of these workers at whose addresses something listens."""
         ...
 
     def on_change(self, callback: Callable[[], object]) -> None:
@@ -66,6 +76,11 @@ class WorkerGate:
                 self._running.add(worker)
             return used
 
+    def is_open(self, worker: int) -> bool:
+        """Returns whether the worker is used."""
+        with self._changed:
+            return self._open_to is None or worker in self._open_to
+
     def leave(self, worker: int) -> None:
         """Notes that the worker's thread runs nothing."""
         with self._changed:
@@ -85,12 +100,16 @@ class WorkerGate:
             self._open_to.update(workers)
             self._changed.notify_all()
 
-    def close(self, workers: Collection[int], limit: float) -> bool:
-        """Has these workers not used any more; returns whether none of their threads runs anything within `limit`."""
+    def close(self, workers: set[int], limit: float) -> set[int]:
+        """Has these workers not used any more, and waits up to `limit` seconds until their threads run nothing.
+
+        Returns all workers that are not used, and whose threads run something even so.
+        """
         with self._changed:
             assert self._open_to is not None
             self._open_to.difference_update(workers)
-            return self._changed.wait_for(lambda: self._running.isdisjoint(workers), limit)
+            self._changed.wait_for(lambda: self._running.isdisjoint(workers), limit)
+            return self._running - self._open_to
 
 
 class PartialRecovery(cluster_coordinator.WorkerPreemptionHandler):
@@ -107,6 +126,9 @@ class PartialRecovery(cluster_coordinator.WorkerPreemptionHandler):
     def __init__(self, server_def: Any, cluster: Any, presence: WorkerPresence, connected: Starts, gate: WorkerGate):
         self._presence, self._connected, self._gate = presence, dict(connected), gate
         self._seen = dict(connected)  # who was there at the last look
+        self._unlike: set[int] = set()  # workers that have other devices
+        self._broken = False  # has the last update failed?
+        self._made_again: dict[int, float] = {}  # when calls of these workers have failed, though these were connected
         self._here = threading.local()  # which worker this thread is of
         self._rounds = 0  # of looks at who is there
         self._failed: set[int] = set()  # workers whose thread waits here, after an error
@@ -114,9 +136,14 @@ class PartialRecovery(cluster_coordinator.WorkerPreemptionHandler):
         super().__init__(server_def, cluster)
         self._worker_up_cond = _Recovery(self._cluster_update_lock, self)
 
-    def begin(self, addresses: Mapping[int, str]) -> None:
-        """Begins to follow who is there; the cluster's workers are made. `addresses` are those of all workers."""
-        self._addresses = dict(addresses)
+    def begin(self, addresses: Mapping[int, str], gpus: int) -> None:
+        """Begins to follow who is there; the cluster's workers are made.
+
+        Args:
+          addresses: of all workers.
+          gpus: of each worker.
+        """
+        self._addresses, self._gpus = dict(addresses), gpus
         self._park(self._addresses.keys() - self._connected.keys())
         self._presence.on_change(self._cluster_due_for_update_or_finish.set)
         self._cluster_due_for_update_or_finish.set()
@@ -124,9 +151,14 @@ class PartialRecovery(cluster_coordinator.WorkerPreemptionHandler):
     @contextlib.contextmanager
     def wait_on_failure(self, *args: Any, worker_device_name: str = "(unknown)", **kwargs: Any) -> Iterator[None]:
         """As upstream's."""
-        self._here.worker = int(worker_device_name.rpartition(":")[2])
+        worker = self._here.worker = int(worker_device_name.rpartition(":")[2])
         with super().wait_on_failure(*args, worker_device_name=worker_device_name, **kwargs):
-            yield
+            try:
+                yield
+            except tf.errors.OpError:
+                if not self._gate.is_open(worker):  # whatever its call has met since then
+                    raise _loss_of(worker) from None
+                raise
 
     def wait_until_recovered(self, wait: Callable[[float], object]) -> None:
         """Waits, by `wait(seconds)`, until this thread's worker is connected, or the servers are lost.
@@ -150,34 +182,45 @@ class PartialRecovery(cluster_coordinator.WorkerPreemptionHandler):
             if not self._should_preemption_thread_run:
                 return
             due.clear()
-            present = self._presence.wait_for_change(self._seen, _NOTICE_SECONDS)
+            self._presence.wait_for_change(self._seen, _NOTICE_SECONDS)
+            # TensorFlow waits for a server that is gone until there is one again.
+            present = self._presence.answer(self._presence.present())
             lost = {worker for worker, starts in self._connected.items() if present.get(worker) != starts}
-            if not self._gate.close(lost, _LOOK_SECONDS):
-                due.set()  # calls of a lost worker fail soon
-                continue
-            new = {worker for worker, starts in present.items() if self._connected.get(worker) != starts}
+            running = self._gate.close(lost, _FAILURE_SECONDS)
             with self._cluster_update_lock:
-                self._park(lost - self._failed)
+                unused = {worker for worker in self._addresses if not self._gate.is_open(worker)}
+                self._park(unused - self._failed - running)
+                new = unused & present.keys() - self._unlike
+                failing = {
+                    worker for worker in self._failed & self._connected.keys() - lost if self._fails_again(worker)
+                }
                 try:
-                    if new:  # else TensorFlow may keep its broken connections, to close which is an error that it logs
-                        self._update(present, new)
+                    if new or failing or self._broken:  # else TensorFlow may keep connections that are broken, and logs
+                        self._update(present, new)  # no errors about their end
                     self._seen = dict(present)
                 except Exception as error:
                     self._note_failed_update(error)
                 self._rounds += 1
                 self._worker_up_cond.notify_all()
-            if self._seen != present:
+            if running or self._seen != present or present != self._presence.present():
+                due.set()
                 time.sleep(_LOOK_SECONDS)
+
+    def _fails_again(self, worker: int) -> bool:
+        """Returns whether a call of this worker, which is connected, has failed a short time ago, too."""
+        before = self._made_again.get(worker, -math.inf)
+        self._made_again[worker] = time.monotonic()
+        return self._made_again[worker] - before < _AGAIN_SECONDS
 
     def _park(self, workers: set[int]) -> None:
         """Notes for workers that are not used any more that what they hold is lost."""
         for worker in workers - self._parked:
-            lost = tf.errors.UnavailableError(None, None, f"/job:worker/replica:0/task:{worker} is lost")
-            self._cluster.workers[worker]._on_resource_closure_failure(lost)
+            self._cluster.workers[worker]._on_resource_closure_failure(_loss_of(worker))
         self._parked.update(workers)
 
-    def _update(self, present: Starts, new: Collection[int]) -> None:
+    def _update(self, present: Starts, new: set[int]) -> None:
         """Connects to the workers that are there, some of which are new."""
+        self._broken = True
         here = context.context()
         server_def = copy.deepcopy(here.get_server_def())
         for job in server_def.cluster.job:
@@ -185,19 +228,36 @@ class PartialRecovery(cluster_coordinator.WorkerPreemptionHandler):
                 job.tasks.clear()
                 job.tasks.update({worker: self._addresses[worker] for worker in present})
         here.update_server_def(server_def)
+        self._broken, self._error_from_recovery = False, None
         self._connected = dict(present)
-        self._presence.note_connected(present)
-        for worker in self._parked.intersection(new):
+        self._unlike |= {worker for worker in new if _gpus_of(worker) != self._gpus}
+        for worker in self._unlike & new:
+            _log.error(
+                "tf2dist: worker %d has %d GPUs, and those before have %d; it is not used",
+                worker,
+                _gpus_of(worker),
+                self._gpus,
+            )
+        used = new - self._unlike
+        self._presence.note_connected({worker: n for worker, n in present.items() if worker not in self._unlike})
+        for worker in self._parked & used:
             self._parked.discard(worker)
             self._cluster.workers[worker]._on_worker_recovery()
-        self._gate.open(new)
+        self._gate.open(used)
 
     def _note_failed_update(self, error: Exception) -> None:
-        self._cluster_due_for_update_or_finish.set()  # a worker was lost meanwhile
-        try:
-            self._validate_preemption_failure(error)
-        except Exception as of_server:
-            self._error_from_recovery = of_server
+        if not cluster_coordinator._is_worker_failure(error):  # else one was lost meanwhile
+            self._error_from_recovery = error
+            _log.warning("tf2dist: the workers that have come cannot be connected to: %s", " ".join(str(error).split()))
+
+
+def _loss_of(worker: int) -> tf.errors.UnavailableError:
+    """An error in which upstream sees the loss of a worker."""
+    return tf.errors.UnavailableError(None, None, f"/job:worker/replica:0/task:{worker} is lost")
+
+
+def _gpus_of(worker: int) -> int:
+    return sum(f"/job:worker/replica:0/task:{worker}/" in gpu.name for gpu in tf.config.list_logical_devices("GPU"))
 
 
 class _Recovery(threading.Condition):

@@ -43,7 +43,8 @@ def coordinator_of(
     with _making, Patch(cluster_coordinator, parts).applied():
         coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     if presence and isinstance(handler := coordinator._cluster.failure_handler, PartialRecovery):
-        handler.begin(dict(enumerate(strategy._cluster_resolver.cluster_spec().as_dict()["worker"])))
+        addresses = strategy._cluster_resolver.cluster_spec().as_dict()["worker"]
+        handler.begin(dict(enumerate(addresses)), strategy.extended._num_gpus_per_worker)
     return coordinator
 
 
@@ -87,6 +88,10 @@ class _ObservedQueue(cluster_coordinator._CoordinatedClosureQueue):
             self.idle.discard(tag)
         self._here.closure = closure
         return closure
+
+    def clear_tag_unlocked(self, tag):
+        with self._queue_lock:  # upstream, it is called by the thread that takes from this queue
+            super().clear_tag_unlocked(tag)
 
     def abandon(self, remote: RemoteValueImpl) -> None:
         self._abandoned.add(self._closures[remote])

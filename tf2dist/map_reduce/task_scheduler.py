@@ -237,11 +237,10 @@ class TaskScheduler:
         self._retry_tasks_of(device)
 
     def _drop_lost_workers(self) -> None:
-        """Gives up workers that the job's heartbeats have found dead."""
-        for task in session.current().lost_tasks() if self._remote else ():
-            if task.job == "worker":
-                self._lost.add(_worker_device(task.index))
-                self._give_up(_worker_device(task.index))
+        """Gives up workers that the job's heartbeats have found dead, or that TensorFlow is not connected to yet."""
+        for index in session.current().unused_workers() if self._remote else ():
+            self._lost.add(_worker_device(index))
+            self._give_up(_worker_device(index))
 
     def _take_back_workers(self) -> None:
         """Gives tasks to workers that are back, once TensorFlow is connected to them."""

@@ -132,6 +132,7 @@ class AsynchronousDispatcher:
             sent = SentBatches(data.read(batches, start), batches.element_spec, start)
             self._sent_or_gone = weakref.ref(sent)
             return _Stream(sent, None)
+        self._pool.log_unread_data()
         return _Stream(self._pool.open_iterators(dataset, data.remote_arrays()), None)
 
     def schedule(self, execution: ExecutionFunctions, stream: _Stream, steps: int, seconds: float = math.inf) -> int:

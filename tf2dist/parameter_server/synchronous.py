@@ -11,7 +11,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -142,6 +142,7 @@ class SynchronousDispatcher:
             batches = SentBatches(data.read(read, start), read.element_spec, 0)
             self._sent_batches = 0
         else:
+            self._pool.log_unread_data()
             batches = self._pool.open_iterators(dataset, data.remote_arrays())
         return _Stream(batches, numbers, data.element_spec())
 
@@ -215,10 +216,14 @@ class SynchronousDispatcher:
         return self._passes.predict(step, data)
 
 
-def gradient_quotas(workers: int, needed: int) -> list[int]:
-    """How many gradients of an update each worker computes: one, or more where fewer than `needed` workers are left."""
+def gradient_quotas(workers: int, needed: int, among: Collection[int] = ()) -> list[int]:
+    """How many gradients of an update each worker computes: one, or more where fewer than `needed` workers are left.
+
+    Of those `among` whom they were divided before, if any is left: who has come meanwhile is not waited for.
+    """
     unused = session.current().unused_workers()
     present = [w for w in range(workers) if w not in unused]
+    present = [w for w in present if w in among] or present
     quotas = [int(w in present) for w in range(workers)]
     for number in range(needed - len(present) if present else 0):
         quotas[present[number % len(present)]] += 1
@@ -310,7 +315,8 @@ class _WorkerWatch:
                 self._update.close()
                 return
             try:
-                self._replace_tokens(gradient_quotas(self._pool.count, self._needed))
+                now = {worker for worker, quota in enumerate(self._quotas) if quota}
+                self._replace_tokens(gradient_quotas(self._pool.count, self._needed, now))
             except tf.errors.OpError:  # of a server that does not answer: `raise_failure` says so if it stays so
                 continue
 

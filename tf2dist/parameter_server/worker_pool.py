@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import threading
 import weakref
@@ -30,6 +31,7 @@ from tf2dist.input.without_rewriting import without_rewriting
 from tf2dist.parameter_server.tensor_pieces import ArrayPieces, copy_to_device
 from tf2dist.runtime import devices, session
 
+_log = logging.getLogger("tf2dist")
 _LOOK_SECONDS = 0.05  # between two looks for functions whose end was not announced
 _CANCEL_SECONDS = GRACE + 30.0  # a worker that does not answer counts as lost before
 _SENT_BYTES = 16 << 20  # on their way to all workers together; about six copies of them are in memory
@@ -81,6 +83,17 @@ class WorkerPool:
     def interruptions(self) -> list[int]:
         """Of each function that is run again, since its worker or the connection to it was lost, that worker."""
         return interrupted_workers(self._coordinator)
+
+    def log_unread_data(self) -> None:
+        """Logs which part of data that workers divide among them, by their numbers, is read by none of them now."""
+        if missing := sorted(session.current().unused_workers()):
+            names = ", ".join(f"worker {index}" for index in missing)
+            _log.warning(
+                "tf2dist: %s of %d workers read this data, each its own part of it; not that of %s, until it is there",
+                self.count - len(missing),
+                self.count,
+                names,
+            )
 
     def keep_busy(self, free: Callable[[], object]) -> None:
         """Notes that all workers are to run functions of this pool that end when `free`, a method, is called.

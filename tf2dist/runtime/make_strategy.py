@@ -84,6 +84,8 @@ def make_strategy(
     cancel_by_own_manager()
     run_operations_without_functions()
     connected = presence.present() if presence else None
+    while presence and not connected:  # the monitor ends a job in which there is no worker for long
+        connected = presence.wait_for_change({}, 1.0)
     with contextlib.nullcontext() if connected is None else connecting_to(connected):
         strategy = tf.distribute.ParameterServerStrategy(_resolver(cluster, member=cluster.task.job == "chief"))
     if presence and connected:

@@ -109,7 +109,9 @@ class Session(FailureReporter):
         """Tells which workers of this coordinator's are there; None in a process that has none."""
         monitor = self._monitor
         return (
-            MonitoredWorkers(monitor) if self.role is Role.COORDINATOR and isinstance(monitor, LeaderMonitor) else None
+            MonitoredWorkers(monitor, self.cluster)
+            if self.cluster and self.role is Role.COORDINATOR and isinstance(monitor, LeaderMonitor)
+            else None
         )
 
     def lost_tasks(self) -> list[Task]:
@@ -303,7 +305,7 @@ def _fewest_workers(given: int | None, name: str, cluster: Cluster | None) -> in
     Raises:
       UsageError: with so many no job of this cluster can, or the strategy leads no workers.
     """
-    what = f"min_workers={given}"
+    what = f"min_workers={given!r}"
     if given is not None and name != "ps":
         raise UsageError(f"{what}: strategy {name} begins with all of its workers; ps can begin with some of them")
     if given is None and name == "ps":
@@ -313,7 +315,7 @@ def _fewest_workers(given: int | None, name: str, cluster: Cluster | None) -> in
             raise UsageError(str(error)) from None
         what = f"{environment_variables.MIN_WORKERS} is {given}"
     workers = cluster.count("worker") if cluster else 0
-    if given is not None and not 1 <= given <= workers:
+    if given is not None and (type(given) is not int or not 1 <= given <= workers):
         raise UsageError(f"{what}; it must be from 1 to {workers}, the number of workers that the cluster has")
     return given
 

@@ -6,15 +6,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from tf2dist.cluster.spec import Task
+from tf2dist.cluster.rendezvous import answering
+from tf2dist.cluster.spec import Cluster, Task
 from tf2dist.cluster.task_monitor import LeaderMonitor
 
 
 class MonitoredWorkers:
     """A `compat.partial_recovery.WorkerPresence`: workers by their indices, with how often each has been started."""
 
-    def __init__(self, monitor: LeaderMonitor) -> None:
-        self._monitor = monitor
+    def __init__(self, monitor: LeaderMonitor, cluster: Cluster) -> None:
+        self._monitor, self._cluster = monitor, cluster
 
     def present(self) -> dict[int, int]:
         """The workers that are there now."""
@@ -23,6 +24,12 @@ class MonitoredWorkers:
     def wait_for_change(self, known: Mapping[int, int], limit: float) -> dict[int, int]:
         """See `WorkerPresence`."""
         return _workers(self._monitor.wait_for_change(lambda tasks: _workers(tasks) != known, limit))
+
+    def answer(self, workers: Mapping[int, int]) -> dict[int, int]:
+        """See `WorkerPresence`. Asks them all at once."""
+        addresses = {index: self._cluster.address(Task("worker", index)) for index in workers}
+        found = answering(addresses.values())
+        return {index: starts for index, starts in workers.items() if addresses[index] in found}
 
     def on_change(self, callback: Callable[[], object]) -> None:
         """See `WorkerPresence`."""
