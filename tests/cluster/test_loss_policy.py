@@ -95,7 +95,7 @@ def test_the_coordinators_own_worker_cannot_come_back():
 
 def test_which_workers_a_job_lets_go():
     own, *others = workers = [Task("worker", index) for index in range(3)]
-    addresses = tuple(f"h:{index}" for index in range(3))
+    addresses = tuple(f"h:{index}" for index in range(1, 4))
     for jobs, led_by in (({"chief": ("c:1",)}, Task("chief", 0)), ({}, own)):
         cluster = Cluster({"worker": addresses, "ps": ("p:1",), **jobs}, led_by)
         policy = LossPolicy.of(cluster, has_servers=True, fewest_workers=2)

@@ -7,9 +7,11 @@ import pytest
 from tests.cluster.test_rendezvous import (
     DEADLINE,
     PS,
+    SETTINGS,
     WORKER0,
     WORKER1,
     ByHand,
+    Stranger,
     agreed,
     cluster,
     follow,
@@ -107,9 +109,12 @@ def test_one_that_ends_before_the_others_go_may_come_again(cluster, monkeypatch)
     agreed(cluster, found, following)
 
 
-def test_which_addresses_answer(cluster):
-    with socket.create_server(("127.0.0.1", cluster.port(PS))):
-        assert answering([cluster.address(PS), cluster.address(WORKER0)]) == {cluster.address(PS)}
+def test_which_servers_answer(cluster):
+    """One accepts connections, as the kernel does for a stopped process, and one has ended."""
+    stopped = socket.create_server(("127.0.0.1", cluster.port(WORKER0)))
+    with Stranger(cluster.port(PS), SETTINGS), stopped:
+        tasks = (PS, WORKER0, WORKER1)
+        assert answering([cluster.address(task) for task in tasks], 0.5) == {cluster.address(PS)}
     assert answering([]) == set()
 
 

@@ -67,11 +67,13 @@ def updates(tf, monkeypatch):
     """The workers of each definition of the cluster that TensorFlow was given; an error in `fails` is raised."""
     from tensorflow.python.eager import context
 
-    found = SimpleNamespace(made=[], fails=[], last=server_def_of([0, 1]))
+    found = SimpleNamespace(made=[], fails=[], refuses=None, last=server_def_of([0, 1]))
 
     def update(server_def):
         if found.fails:
             raise found.fails.pop()
+        if found.refuses in workers_of(server_def).values():
+            raise tf.errors.InternalError(None, None, "something else")
         found.last = server_def
         found.made.append(workers_of(server_def))
 
@@ -185,27 +187,53 @@ def test_calls_of_a_connected_worker_that_go_on_failing_have_the_connection_made
     assert updates.made == [{0: "a:1", 1: "b:1"}]
 
 
-def test_one_that_does_not_answer_is_not_waited_for(followed, updates):
-    """TensorFlow would wait for it, for ever; it is used again when it does, though it was not started again."""
+@pytest.mark.parametrize("then", ["answers", "is lost"])
+def test_where_a_used_one_does_not_answer_others_wait_for_that(followed, updates, caplog, then):
+    """TensorFlow would wait for it, for ever. It is used meanwhile: it may be busy."""
     followed.presence.silent = {1}
     followed.presence.become(w0=1, w1=1, w2=1)
-    wait_until(lambda: followed.gate.enter(2))
-    assert updates.made == [{0: "a:1", 2: "c:1"}]
-    assert not followed.gate.enter(1)
-    assert followed.workers[1].did == ["lost"]
-    followed.presence.silent = set()
-    wait_until(lambda: followed.gate.enter(1))
-    assert updates.made[1:] == [ADDRESSES]
-    assert followed.workers[1].did == ["lost", "recovered"]
+    wait_until(lambda: caplog.messages)
+    assert stays(background(wait_until, lambda: updates.made))
+    assert caplog.messages == ["tf2dist: worker 1 must answer, or count as lost, before others that have come are used"]
+    assert followed.gate.is_open(1)
+    assert followed.workers[1].did == []
+    if then == "answers":
+        followed.presence.silent = set()
+    else:
+        followed.presence.become(w0=1, w2=1)
+    wait_until(lambda: followed.gate.is_open(2))
+    assert updates.made == [ADDRESSES if then == "answers" else {0: "a:1", 2: "c:1"}]
 
 
-def test_one_that_did_not_answer_for_a_moment_is_used_again(followed, updates):
-    followed.presence.silent = {1}
-    followed.presence.become(w0=1, w1=1)
-    wait_until(lambda: not followed.gate.is_open(1))
+def test_one_that_comes_and_does_not_answer_is_not_waited_for(followed, updates):
+    followed.presence.silent = {2}
+    followed.presence.become(w0=1, w1=2, w2=1)
+    wait_until(lambda: followed.presence.connected == {0: 1, 1: 2})
+    assert updates.made[-1] == {0: "a:1", 1: "b:1"}
+    assert not followed.gate.is_open(2)
     followed.presence.silent = set()
-    wait_until(lambda: followed.gate.is_open(1))
-    assert followed.workers[1].did == ["lost", "recovered"]
+    wait_until(lambda: followed.gate.is_open(2))
+    assert updates.made[-1] == ADDRESSES
+
+
+def test_one_that_cannot_be_connected_to_does_not_keep_out_others(tf, followed, updates, caplog, monkeypatch):
+    monkeypatch.setattr(updates, "refuses", "c:1")
+    followed.presence.become(w0=1, w1=2, w2=1)
+    wait_until(lambda: followed.presence.connected == {0: 1, 1: 2})
+    assert stays(background(wait_until, lambda: followed.gate.is_open(2)))
+    assert caplog.messages == ["tf2dist: cannot connect to the workers that are there: something else"]
+    assert followed.handler._error_from_recovery is None  # of no call
+    monkeypatch.setattr(updates, "refuses", None)
+    wait_until(lambda: followed.gate.is_open(2))
+    assert updates.made[-1] == ADDRESSES
+
+
+def test_a_look_that_fails_is_not_the_last_one(followed, updates, caplog, monkeypatch):
+    monkeypatch.setattr(followed.presence, "answer", lambda workers: 1 / 0)
+    followed.presence.become(w0=1, w1=1, w2=1)
+    wait_until(lambda: caplog.messages)
+    assert caplog.messages == ["tf2dist: cannot look for workers that have come: division by zero"]
+    monkeypatch.undo()
 
 
 def test_one_with_other_gpus_is_not_used(tf, followed, updates, monkeypatch, caplog):
@@ -218,7 +246,10 @@ def test_one_with_other_gpus_is_not_used(tf, followed, updates, monkeypatch, cap
     assert caplog.messages == ["tf2dist: worker 2 has 1 GPUs, and those before have 0; it is not used"]
     followed.presence.become(w1=1, w2=1)
     wait_until(lambda: followed.workers[0].did == ["lost"])
-    assert len(updates.made) == 1  # nor tried again
+    assert len(updates.made) == 1  # nor tried again, but when it is started again
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: [])
+    followed.presence.become(w1=1, w2=2)
+    wait_until(lambda: followed.gate.is_open(2))
 
 
 def test_an_error_of_an_update_is_over_with_the_next_one(tf, followed, updates):
@@ -297,7 +328,8 @@ def test_an_update_that_fails_since_a_worker_is_lost_is_made_again(tf, followed,
 def test_where_a_server_is_lost_those_who_wait_have_the_error(tf, followed, updates):
     updates.fails.append(tf.errors.UnavailableError(None, None, "/job:ps/replica:0/task:0: Connection refused"))
     assert followed.gate.enter(1)
-    followed.presence.starts = {0: 1, 2: 1}
+    background(fails_once, tf, followed, []).result(DEADLINE)
+    assert followed.gate.enter(1)
     with pytest.raises(tf.errors.UnavailableError, match="/job:ps"):
         fails_once(tf, followed, [])
 

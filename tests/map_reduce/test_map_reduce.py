@@ -256,7 +256,7 @@ def _results(tf, tasks, devices):
 
 def test_workers_that_came_back_get_tasks_once_they_are_connected(tf, soon, monkeypatch):
     """Both die in their first task, and come back one after the other; the first one makes tasks meanwhile."""
-    lost, unused, ran, looks = [], {0, 1}, [], itertools.count()
+    unused, ran, looks = {0, 1}, [], itertools.count()
 
     def function(number):
         if unused == {0, 1}:
@@ -264,15 +264,15 @@ def test_workers_that_came_back_get_tasks_once_they_are_connected(tf, soon, monk
         ran.append(set(unused))
         return tf.constant(number)
 
-    def lost_tasks():
+    def unused_workers():
         look = next(looks)
-        lost[:] = [tf2dist.Task("worker", index) for index in (0, 1) if 2 <= look < 20 + 20 * index]
-        unused.intersection_update({index for index in (0, 1) if look < 25 + 20 * index})  # it is connected later
-        return list(lost)
+        if look < 2:  # their loss is not noticed yet
+            return set()
+        unused.intersection_update({index for index in (0, 1) if look < 40 + 40 * index})
+        return set(unused)
 
     current = session.Session()
-    monkeypatch.setattr(current, "lost_tasks", lost_tasks)
-    monkeypatch.setattr(current, "unused_workers", lambda: set(unused))
+    monkeypatch.setattr(current, "unused_workers", unused_workers)
     monkeypatch.setattr(session, "_current", current)
     monkeypatch.setattr(tf, "device", lambda name: contextlib.nullcontext())
     devices = [task_scheduler._worker_device(index) for index in (0, 1)]
@@ -287,7 +287,6 @@ def test_workers_that_came_back_get_tasks_once_they_are_connected(tf, soon, monk
 def test_a_worker_that_is_connected_again_gets_tasks_while_another_one_is_lost(tf, monkeypatch):
     lost = [tf2dist.Task("worker", 1)]
     current = session.Session()
-    monkeypatch.setattr(current, "lost_tasks", lambda: list(lost))
     monkeypatch.setattr(current, "unused_workers", lambda: {task.index for task in lost})
     monkeypatch.setattr(session, "_current", current)
     first, second = (task_scheduler._worker_device(index) for index in (0, 1))

@@ -175,6 +175,9 @@ def test_a_batch_is_cut_for_the_workers_that_are_waited_for(tf, monkeypatch):
         def interruptions(self):
             return []
 
+        def log_unread_data(self):
+            pass
+
         def open_iterators(self, make_dataset, arrays=(), *, on_host=False):
             made = []
             for worker in range(self.count):

@@ -30,6 +30,7 @@ from tf2dist.system import environment_variables
 START_TIMEOUT = 120.0  # seconds that a task waits for the others
 _ANSWER_TIMEOUT = 10.0  # seconds for the answer to a greeting, on a connection that stands
 _REPLACEMENT_TIMEOUT = 5.0  # seconds for one attempt to reach the replacement of a lost task
+_HTTP2_BEGIN = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"  # of a client (RFC 9113, 3.4): no settings
 _MAX_MESSAGE = 1 << 20  # bytes of a greeting
 _LEADER_FIRST = 5.0  # seconds that a task waits longer for a leader that is there, and can say who is missing
 _LAST_CALL = 5.0  # seconds that a job which has enough workers waits for the others
@@ -335,14 +336,19 @@ def _call(address: str, limit: float) -> socket.socket:
 
 
 def answering(addresses: Collection[str], limit: float = 2.0) -> set[str]:
-    """Returns those of these addresses at which something accepts a connection within `limit` seconds."""
+    """Returns those of these addresses at which a gRPC server, as TensorFlow's, answers within `limit` seconds.
+
+    Of a process that is stopped, or about to end, the kernel still accepts connections.
+    """
 
     def answers(address: str) -> bool:
         try:
-            _call(address, limit).close()
+            with _call(address, limit) as connection:
+                connection.settimeout(limit)
+                connection.sendall(_HTTP2_BEGIN)
+                return bool(connection.recv(1))
         except OSError:
             return False
-        return True
 
     with ThreadPoolExecutor(max(1, min(64, len(addresses)))) as threads:
         return {address for address, answer in zip(addresses, threads.map(answers, addresses), strict=True) if answer}

@@ -151,9 +151,12 @@ class LeaderMonitor:
     def _can_begin_without(self, task: Task) -> bool:
         return task in self.lost and self._policy.lets_go(task, self.lost)
 
+    def keep_workers(self) -> None:
+        """Lets no worker go that is asked to stop: the job as a whole is, and needs them to save."""
+        self._preempted = True
+
     def preempt(self) -> None:
         """Tells every other task that the job was asked to stop."""
-        self._preempted = True
         for connection in self.connections:
             connection.send("preempt")
 

@@ -49,7 +49,7 @@ class WorkerPresence(Protocol):
         ...
 
     def answer(self, workers: Starts) -> Starts:
-        """Those of these workers at whose addresses something listens."""
+        """Those of these workers whose servers answer."""
         ...
 
     def on_change(self, callback: Callable[[], object]) -> None:
@@ -128,6 +128,7 @@ class PartialRecovery(cluster_coordinator.WorkerPreemptionHandler):
         self._seen = dict(connected)  # who was there at the last look
         self._unlike: set[int] = set()  # workers that have other devices
         self._broken = False  # has the last update failed?
+        self._logged = ""
         self._made_again: dict[int, float] = {}  # when calls of these workers have failed, though these were connected
         self._here = threading.local()  # which worker this thread is of
         self._rounds = 0  # of looks at who is there
@@ -182,29 +183,59 @@ class PartialRecovery(cluster_coordinator.WorkerPreemptionHandler):
             if not self._should_preemption_thread_run:
                 return
             due.clear()
-            self._presence.wait_for_change(self._seen, _NOTICE_SECONDS)
-            # TensorFlow waits for a server that is gone until there is one again.
-            present = self._presence.answer(self._presence.present())
-            lost = {worker for worker, starts in self._connected.items() if present.get(worker) != starts}
-            running = self._gate.close(lost, _FAILURE_SECONDS)
-            with self._cluster_update_lock:
-                unused = {worker for worker in self._addresses if not self._gate.is_open(worker)}
-                self._park(unused - self._failed - running)
-                new = unused & present.keys() - self._unlike
-                failing = {
-                    worker for worker in self._failed & self._connected.keys() - lost if self._fails_again(worker)
-                }
-                try:
-                    if new or failing or self._broken:  # else TensorFlow may keep connections that are broken, and logs
-                        self._update(present, new)  # no errors about their end
-                    self._seen = dict(present)
-                except Exception as error:
-                    self._note_failed_update(error)
-                self._rounds += 1
-                self._worker_up_cond.notify_all()
-            if running or self._seen != present or present != self._presence.present():
+            try:
+                is_done = self._look()
+            except Exception as error:  # of a process that ends, or has no thread or socket left
+                is_done = False
+                self._log_once(f"cannot look for workers that have come: {' '.join(str(error).split())}")
+            if not is_done:
                 due.set()
                 time.sleep(_LOOK_SECONDS)
+
+    def _look(self) -> bool:
+        """Looks who is there, and connects to new workers; returns whether nothing is left to be done."""
+        present = self._presence.wait_for_change(self._seen, _NOTICE_SECONDS)
+        lost = {worker for worker, starts in self._connected.items() if present.get(worker) != starts}
+        self._unlike -= lost
+        running = self._gate.close(lost, _FAILURE_SECONDS)
+        with self._cluster_update_lock:
+            unused = {worker for worker in self._addresses if not self._gate.is_open(worker)}
+            self._park(unused - self._failed - running)
+            failing = {worker for worker in self._failed & self._connected.keys() - lost if self._fails_again(worker)}
+            new = unused & present.keys() - self._unlike
+            is_done = not running
+            if new or failing or self._broken:  # else TensorFlow may keep what is broken, and logs no errors of its end
+                is_done &= self._connect(present, new)
+            if is_done:
+                self._seen = dict(present)
+            self._rounds += 1
+            self._worker_up_cond.notify_all()
+        return is_done
+
+    def _connect(self, present: Starts, new: set[int]) -> bool:
+        """Connects to the workers that are there, some of which are new; returns whether it has, to all of them."""
+        # TensorFlow waits for a server that does not answer, however long.
+        silent = present.keys() - self._presence.answer(present).keys()
+        if silent - new:
+            names = ", ".join(f"worker {worker}" for worker in sorted(silent - new))
+            self._log_once(f"{names} must answer, or count as lost, before others that have come are used")
+            return False
+        now = new - silent
+        if self._broken and now:
+            now = {sorted(now)[self._rounds % len(now)]}  # it may be one of them that cannot be connected to
+        try:
+            self._update({worker: starts for worker, starts in present.items() if worker not in new - now}, now)
+        except Exception as error:
+            if not cluster_coordinator._is_worker_failure(error):  # else one was lost meanwhile
+                self._log_once(f"cannot connect to the workers that are there: {' '.join(str(error).split())}")
+                self._error_from_recovery = None if new else error
+            return False
+        return now == new
+
+    def _log_once(self, text: str) -> None:
+        if text != self._logged:
+            _log.warning("tf2dist: %s", text)
+        self._logged = text
 
     def _fails_again(self, worker: int) -> bool:
         """Returns whether a call of this worker, which is connected, has failed a short time ago, too."""
@@ -244,11 +275,6 @@ class PartialRecovery(cluster_coordinator.WorkerPreemptionHandler):
             self._parked.discard(worker)
             self._cluster.workers[worker]._on_worker_recovery()
         self._gate.open(used)
-
-    def _note_failed_update(self, error: Exception) -> None:
-        if not cluster_coordinator._is_worker_failure(error):  # else one was lost meanwhile
-            self._error_from_recovery = error
-            _log.warning("tf2dist: the workers that have come cannot be connected to: %s", " ".join(str(error).split()))
 
 
 def _loss_of(worker: int) -> tf.errors.UnavailableError:

@@ -82,8 +82,11 @@ class _ObservedQueue(cluster_coordinator._CoordinatedClosureQueue):
                 closure = super().get(timeout, tag)
                 if closure is None or self._gate.enter(tag):
                     break
-                if closure.tag is None:  # what is a lost worker's own is made again when it is back
+                if closure.tag is None:
                     super().put_back(closure)
+                else:  # it makes what is its own when it is used; `clear_tag_unlocked` drops that of a lost one
+                    with self._queue_lock:
+                        self._tagged_queue[tag].put(closure)
         finally:
             self.idle.discard(tag)
         self._here.closure = closure

@@ -424,6 +424,7 @@ def _begin_coordinator(session: Session, cluster: Cluster, limit: float, fewest_
         missing=missing,
     )
     session.monitor_with(monitor)
+    session.preemption.tell_by(monitor.keep_workers)
     if missing:
         names = ", ".join(f"{task} at {cluster.address(task)}" for task in missing)
         _log.warning("tf2dist: the job begins without %s; who comes later joins it", names)
