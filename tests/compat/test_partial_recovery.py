@@ -209,7 +209,8 @@ def test_one_that_comes_and_does_not_answer_is_not_waited_for(followed, updates)
     followed.presence.silent = {2}
     followed.presence.become(w0=1, w1=2, w2=1)
     wait_until(lambda: followed.presence.connected == {0: 1, 1: 2})
-    assert updates.made[-1] == {0: "a:1", 1: "b:1"}
+    assert stays(background(wait_until, lambda: len(updates.made) > 1))
+    assert updates.made == [{0: "a:1", 1: "b:1"}]
     assert not followed.gate.is_open(2)
     followed.presence.silent = set()
     wait_until(lambda: followed.gate.is_open(2))
@@ -226,6 +227,19 @@ def test_one_that_cannot_be_connected_to_does_not_keep_out_others(tf, followed, 
     monkeypatch.setattr(updates, "refuses", None)
     wait_until(lambda: followed.gate.is_open(2))
     assert updates.made[-1] == ADDRESSES
+
+
+def test_no_cluster_without_workers_is_asked_for(tf, followed, updates):
+    """Both are lost; who comes cannot be connected to, and then does not answer."""
+    updates.refuses = "c:1"
+    followed.presence.become(w2=1)
+    wait_until(lambda: followed.handler._broken)
+    followed.presence.silent = {2}
+    assert stays(background(wait_until, lambda: updates.made))
+    updates.refuses = None
+    followed.presence.silent = set()
+    wait_until(lambda: followed.gate.is_open(2))
+    assert updates.made == [{2: "c:1"}]
 
 
 def test_a_look_that_fails_is_not_the_last_one(followed, updates, caplog, monkeypatch):

@@ -205,15 +205,20 @@ class PartialRecovery(cluster_coordinator.WorkerPreemptionHandler):
             new = unused & present.keys() - self._unlike
             is_done = not running
             if new or failing or self._broken:  # else TensorFlow may keep what is broken, and logs no errors of its end
-                is_done &= self._connect(present, new)
+                is_done &= self._connect(present, new, bool(failing) or self._broken)
             if is_done:
                 self._seen = dict(present)
             self._rounds += 1
             self._worker_up_cond.notify_all()
         return is_done
 
-    def _connect(self, present: Starts, new: set[int]) -> bool:
-        """Connects to the workers that are there, some of which are new; returns whether it has, to all of them."""
+    def _connect(self, present: Starts, new: set[int], again: bool) -> bool:
+        """Connects to the workers that are there; returns whether it has, to all of them.
+
+        Args:
+          new: those of them that are new.
+          again: whether the connections to the others are to be made anew, too.
+        """
         # TensorFlow waits for a server that does not answer, however long.
         silent = present.keys() - self._presence.answer(present).keys()
         if silent - new:
@@ -223,8 +228,11 @@ class PartialRecovery(cluster_coordinator.WorkerPreemptionHandler):
         now = new - silent
         if self._broken and now:
             now = {sorted(now)[self._rounds % len(now)]}  # it may be one of them that cannot be connected to
+        wanted = {worker: starts for worker, starts in present.items() if worker not in new - now}
+        if not wanted or not (now or again):
+            return False
         try:
-            self._update({worker: starts for worker, starts in present.items() if worker not in new - now}, now)
+            self._update(wanted, now)
         except Exception as error:
             if not cluster_coordinator._is_worker_failure(error):  # else one was lost meanwhile
                 self._log_once(f"cannot connect to the workers that are there: {' '.join(str(error).split())}")
@@ -259,7 +267,7 @@ class PartialRecovery(cluster_coordinator.WorkerPreemptionHandler):
                 job.tasks.clear()
                 job.tasks.update({worker: self._addresses[worker] for worker in present})
         here.update_server_def(server_def)
-        self._broken, self._error_from_recovery = False, None
+        self._broken, self._error_from_recovery, self._logged = False, None, ""
         self._connected = dict(present)
         self._unlike |= {worker for worker in new if _gpus_of(worker) != self._gpus}
         for worker in self._unlike & new:
