@@ -34,11 +34,11 @@ class Fails(keras.callbacks.Callback):
 
 
 class Interrupts(keras.callbacks.Callback):
-    """Ctrl-C in three seconds, while the coordinator waits for an execution that takes for ever."""
+    """Ctrl-C in ten seconds, while the coordinator waits for an execution that takes for ever."""
 
-    def on_train_batch_begin(self, batch, logs=None):
+    def on_epoch_begin(self, epoch, logs=None):
         signal.signal(signal.SIGALRM, signal.default_int_handler)
-        signal.alarm(3)
+        signal.alarm(10)
 
 
 def counts():
@@ -72,6 +72,13 @@ def rows(bad=None):
     return examples.map(lambda x, y: (tf.debugging.check_numerics(x, "bad"), y)).repeat()
 
 
+def endless():
+    """Rows that workers read by themselves: what the coordinator sends them is sent in parts."""
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    return rows().with_options(options)
+
+
 def note(name, model, error):
     """Trains a model that has failed before, and notes how."""
     left = weights(model)
@@ -96,7 +103,7 @@ many = {"steps_per_epoch": 50 * STEPS, "steps_per_execution": 10 * STEPS}
 note("callback", model, failing(tf2dist.fit, model, rows(), callbacks=[Fails()], **many, **OPTIONS))
 if update == "async":  # a synchronous coordinator takes part in an execution and cannot be interrupted in it
     long = {"steps_per_epoch": LONG, "steps_per_execution": LONG}
-    note("interrupted", model, failing(tf2dist.fit, model, rows(), callbacks=[Interrupts()], **long, **OPTIONS))
+    note("interrupted", model, failing(tf2dist.fit, model, endless(), callbacks=[Interrupts()], **long, **OPTIONS))
 note("bad data", model, failing(tf2dist.fit, model, rows(11), **many, **OPTIONS))
 note("bad evaluation", model, failing(tf2dist.evaluate, model, rows(11), steps=BATCHES, verbose=0))
 failing(tf2dist.evaluate, model, rows(11), steps=BATCHES, verbose=0)
