@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tf2dist.cluster import environments, rendezvous
 from tf2dist.cluster.open_ports import Listener, open_to_others
+from tf2dist.cluster.reachability import connect
 from tf2dist.cluster.roles import Role, leader_of, role_of
 from tf2dist.cluster.spec import Cluster, ClusterError, Task
 from tf2dist.errors import UsageError
@@ -137,10 +138,9 @@ def _running(found: environments.Found, listeners: list[Listener]) -> Listener |
 
 def _peer(cluster: Cluster, task: Task, timeout: float) -> dict:
     address = cluster.address(task)
-    host, _, port = address.rpartition(":")
     reached, answer = False, ""
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout):
+        with connect(address, timeout):
             reached, answer = True, "it listens"
     except ConnectionRefusedError:
         reached, answer = True, "its host is there; nothing listens at this port yet"

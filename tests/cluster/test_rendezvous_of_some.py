@@ -19,7 +19,8 @@ from tests.cluster.test_rendezvous import (
 )
 from tests.threads import background, stays
 from tf2dist.cluster import rendezvous
-from tf2dist.cluster.rendezvous import RendezvousError, answering, wait_for_leader, wait_for_some
+from tf2dist.cluster.reachability import answering
+from tf2dist.cluster.rendezvous import RendezvousError, wait_for_leader, wait_for_some
 from tf2dist.cluster.spec import Cluster
 
 __all__ = ["cluster", "silent"]  # fixtures

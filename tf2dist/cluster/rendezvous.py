@@ -18,19 +18,17 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Collection
-from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
 from typing import cast
 
 from tf2dist.cluster.heartbeat import TaskConnection, sending_heartbeats, start_heartbeats
+from tf2dist.cluster.reachability import connect
 from tf2dist.cluster.spec import Cluster, ClusterError, Task, one_line
 from tf2dist.system import environment_variables
 
 START_TIMEOUT = 120.0  # seconds that a task waits for the others
 _ANSWER_TIMEOUT = 10.0  # seconds for the answer to a greeting, on a connection that stands
 _REPLACEMENT_TIMEOUT = 5.0  # seconds for one attempt to reach the replacement of a lost task
-_HTTP2_BEGIN = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"  # of a client (RFC 9113, 3.4): no settings
 _MAX_MESSAGE = 1 << 20  # bytes of a greeting
 _LEADER_FIRST = 5.0  # seconds that a task waits longer for a leader that is there, and can say who is missing
 _LAST_CALL = 5.0  # seconds that a job which has enough workers waits for the others
@@ -131,7 +129,7 @@ def wait_for_some(
     arrivals = _Arrivals(cluster, workers)
     with arrivals, sending_heartbeats(needed):
         _meet(cluster, [task for task in others if task not in workers], needed, deadline, limit)
-        arrivals.wait_for(fewest_workers - len(own), deadline, limit)
+        arrivals.wait_for(fewest_workers, len(own), deadline, limit)
         _replace_ended(cluster, needed, deadline, limit)
     for connection in [*needed, *arrivals.connections]:
         connection.send("go")
@@ -198,8 +196,8 @@ class _Arrivals:
                 self.connections.remove(connection)
             connection.close()
 
-    def wait_for(self, fewest: int, deadline: float, limit: float) -> None:
-        """Waits until `fewest` are there, and a few seconds more for the others.
+    def wait_for(self, fewest: int, others: int, deadline: float, limit: float) -> None:
+        """Waits until `fewest` are there, with so many `others` that are, and a few seconds more for all.
 
         Raises:
           RendezvousError: they are not, by `deadline`; `limit` seconds is what the message says.
@@ -210,15 +208,16 @@ class _Arrivals:
             while True:
                 now, there = time.monotonic(), {c.task for c in self.connections if not c.has_ended()}
                 missing = ", ".join(f"{w} at {self._cluster.address(w)}" for w in self._workers if w not in there)
-                if len(there) == len(self._workers) or (len(there) >= fewest and now > enough_since + _LAST_CALL):
+                found = len(there) + others
+                if len(there) == len(self._workers) or (found >= fewest and now > enough_since + _LAST_CALL):
                     return
-                if len(there) >= fewest:
+                if found >= fewest:
                     enough_since = min(enough_since, now)
                 else:
                     enough_since = math.inf
                     if now > deadline:
                         raise RendezvousError(
-                            f"{len(there)} of at least {fewest} workers are there after {limit:g} s, without {missing}"
+                            f"{found} of at least {fewest} workers are there after {limit:g} s, without {missing}"
                         )
                     if now > next_log:
                         _log.warning(
@@ -259,7 +258,7 @@ def _connect(cluster: Cluster, task: Task, deadline: float, limit: float) -> Tas
     while True:
         left = max(0.1, deadline - time.monotonic())
         try:
-            connection = _call(address, min(5.0, left))
+            connection = connect(address, min(5.0, left))
         except OSError as error:
             why = _why_not_reached(error)
         else:
@@ -297,7 +296,7 @@ def _check_own_address(cluster: Cluster, deadline: float, limit: float) -> None:
         while True:
             left = max(0.1, deadline - time.monotonic())
             try:
-                with _call(address, min(5.0, left)) as connection:
+                with connect(address, min(5.0, left)) as connection:
                     connection.sendall(token)
                     if _arrives(listener, token, min(2.0, left)):
                         return
@@ -327,31 +326,6 @@ def _arrives(listener: socket.socket, token: bytes, limit: float) -> bool:
                 if caller.recv(len(token), socket.MSG_WAITALL) == token:
                     return True
     return False
-
-
-def _call(address: str, limit: float) -> socket.socket:
-    """Connects to "host:port" within `limit` seconds for each address of the host; raises an OSError."""
-    host, _, port = address.rpartition(":")
-    return socket.create_connection((host.strip("[]"), int(port)), timeout=limit)
-
-
-def answering(addresses: Collection[str], limit: float = 2.0) -> set[str]:
-    """Returns those of these addresses at which a gRPC server, as TensorFlow's, answers within `limit` seconds.
-
-    Of a process that is stopped, or about to end, the kernel still accepts connections.
-    """
-
-    def answers(address: str) -> bool:
-        try:
-            with _call(address, limit) as connection:
-                connection.settimeout(limit)
-                connection.sendall(_HTTP2_BEGIN)
-                return bool(connection.recv(1))
-        except OSError:
-            return False
-
-    with ThreadPoolExecutor(max(1, min(64, len(addresses)))) as threads:
-        return {address for address, answer in zip(addresses, threads.map(answers, addresses), strict=True) if answer}
 
 
 def _why_not_reached(error: OSError) -> str:

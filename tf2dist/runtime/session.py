@@ -57,6 +57,7 @@ class Session(FailureReporter):
       strategy: what `join` returned; None if nothing was joined, or with `connect`.
       free_workers: ends what keeps the workers busy between two updates of a synchronous training. Whoever needs them
         for something else calls it.
+      worker_presence: tells which workers of this coordinator's are there; None in a process that has none.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Session(FailureReporter):
         self.role = role
         self.strategy: tf.distribute.Strategy | None = None
         self.free_workers: Callable[[], object] = lambda: None
+        self.worker_presence: MonitoredWorkers | None = None
         self._start_timeout = start_timeout
         self._monitor: LeaderMonitor | FollowerMonitor | None = None
         self._leads = leads
@@ -103,16 +105,6 @@ class Session(FailureReporter):
             return error_explanation.explain(error, self.wait_for_loss)
         leader = leader_of(self.cluster)
         return error_explanation.explain(error, self.wait_for_loss, f"{leader} at {self.cluster.address(leader)}")
-
-    @property
-    def worker_presence(self) -> MonitoredWorkers | None:
-        """Tells which workers of this coordinator's are there; None in a process that has none."""
-        monitor = self._monitor
-        return (
-            MonitoredWorkers(monitor, self.cluster)
-            if self.cluster and self.role is Role.COORDINATOR and isinstance(monitor, LeaderMonitor)
-            else None
-        )
 
     def lost_tasks(self) -> list[Task]:
         """Returns the tasks that are lost and have not come back; always none in a process that does not lead."""
@@ -424,6 +416,7 @@ def _begin_coordinator(session: Session, cluster: Cluster, limit: float, fewest_
         missing=missing,
     )
     session.monitor_with(monitor)
+    session.worker_presence = MonitoredWorkers(monitor, cluster)
     session.preemption.tell_by(monitor.keep_workers)
     if missing:
         names = ", ".join(f"{task} at {cluster.address(task)}" for task in missing)

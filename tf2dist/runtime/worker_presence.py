@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from tf2dist.cluster.rendezvous import answering
+from tf2dist.cluster.reachability import answering
 from tf2dist.cluster.spec import Cluster, Task
 from tf2dist.cluster.task_monitor import LeaderMonitor
 
