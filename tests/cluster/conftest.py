@@ -9,6 +9,7 @@ from tests.threads import DEADLINE, nobody_listens
 from tf2dist.cluster import heartbeat
 from tf2dist.cluster.heartbeat import TaskConnection
 from tf2dist.cluster.spec import Task
+from tf2dist.cluster.task_monitor import LeaderMonitor
 from tf2dist.runtime import logging_setup
 
 
@@ -60,6 +61,44 @@ def ended():
     yield said
     # The connections have ended, and with them all that hear; none must be left that could end this process.
     nobody_listens()
+
+
+class Policy:
+    """Of a job that `fatal` losses end."""
+
+    workers_grace = 0.1
+
+    def __init__(self, fatal):
+        self._fatal = fatal
+
+    def ends_job(self, lost, *, restores_servers=False):
+        return self._fatal(lost)
+
+    def is_server(self, task):
+        return task.job == "ps"
+
+    def waits_for_workers(self, lost):
+        return False
+
+    def lets_go(self, task, lost):
+        return False
+
+
+@pytest.fixture
+def end(ended):
+    """What a monitor calls to end the process; the first reason counts."""
+    return lambda why: ended.done() or ended.set_result(why)
+
+
+@pytest.fixture
+def lead(end):
+    """lead(*lines): a monitor of them; `fatal` tells whether the losses of tasks end the job."""
+
+    def lead(*lines, fatal=lambda lost: False, policy=None, **kwargs):
+        connections = [line for line, _ in lines]
+        return LeaderMonitor(connections, policy or Policy(fatal), end, **kwargs)
+
+    return lead
 
 
 @pytest.fixture

@@ -17,11 +17,10 @@ PS = [Task("ps", i) for i in range(2)]
 
 
 @pytest.mark.parametrize("leader", [CHIEF, WORKERS[0]], ids=str)
-def test_under_parameter_servers_only_workers_can_be_lost(leader):
+def test_under_parameter_servers_a_job_goes_on_without_servers_and_workers(leader):
     for task in (CHIEF, EVALUATOR, *WORKERS, *PS):
-        goes_on = task.job == "worker" and task != leader
-        expected = OnLoss.REPLACE if goes_on else OnLoss.END
-        assert on_loss(task, leader=leader, has_servers=True) is expected
+        expected = {"worker": OnLoss.REPLACE, "ps": OnLoss.RESTORE}.get(task.job, OnLoss.END)
+        assert on_loss(task, leader=leader, has_servers=True) is (OnLoss.END if task == leader else expected)
 
 
 @pytest.mark.parametrize("task", [CHIEF, EVALUATOR, *WORKERS, Task("local", 1)], ids=str)
@@ -32,10 +31,13 @@ def test_elsewhere_every_loss_ends_the_job(task):
 def test_the_part_of_the_table_that_is_about_a_job():
     said = functools.partial(loss_policy.summary, has_servers=True)
     replaced = "when a worker is lost, the job goes on, and the task is started again in its place"
-    assert said([CHIEF, *PS, *WORKERS, EVALUATOR], leader=CHIEF) == (
-        f"when chief 0 or a ps or an evaluator is lost, the job ends; {replaced}"
+    restored = (
+        "when a ps is lost, the task is started again in its place, and training goes on from its last checkpoint"
     )
-    assert said([*WORKERS, *PS], leader=WORKERS[0]) == f"when worker 0 or a ps is lost, the job ends; {replaced}"
+    assert said([CHIEF, *PS, *WORKERS, EVALUATOR], leader=CHIEF) == (
+        f"when chief 0 or an evaluator is lost, the job ends; {restored}; {replaced}"
+    )
+    assert said([*WORKERS, *PS], leader=WORKERS[0]) == f"when worker 0 is lost, the job ends; {replaced}; {restored}"
     assert loss_policy.summary(WORKERS, leader=WORKERS[0], has_servers=False) == (
         "when worker 0 or a worker is lost, the job ends"
     )
@@ -59,6 +61,9 @@ def test_what_a_coordinator_does(monkeypatch):
         ([*WORKERS, PS[0]], True, True),
     ):
         assert (policy.ends_job(lost), policy.waits_for_workers(lost)) == (ends, waits), lost
+        assert not policy.ends_job(lost, restores_servers=True), lost
+    assert policy.ends_job([CHIEF, PS[1]], restores_servers=True)
+    assert [task for task in (CHIEF, EVALUATOR, *WORKERS, *PS) if policy.is_server(task)] == PS
 
 
 def test_worker_0_that_coordinates_leads_a_server_of_the_same_name():

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 
 import pytest
 
+from tests.cluster.conftest import Policy
 from tests.threads import DEADLINE, background, nobody_listens, stays, wait_until
 from tf2dist.cluster import heartbeat, peer_calls, task_monitor
 from tf2dist.cluster.heartbeat import TaskConnection, TaskLostError
@@ -22,38 +23,6 @@ from tf2dist.cluster.task_monitor import FollowerMonitor, LeaderMonitor
 from tf2dist.errors import Preempted
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("ended")]
-
-
-class Policy:
-    """Of a job that `fatal` losses end."""
-
-    workers_grace = 0.1
-
-    def __init__(self, fatal):
-        self.ends_job = fatal
-
-    def waits_for_workers(self, lost):
-        return False
-
-    def lets_go(self, task, lost):
-        return False
-
-
-@pytest.fixture
-def end(ended):
-    """What a monitor calls to end the process; the first reason counts."""
-    return lambda why: ended.done() or ended.set_result(why)
-
-
-@pytest.fixture
-def lead(end):
-    """lead(*lines): a monitor of them; `fatal` tells whether the losses of tasks end the job."""
-
-    def lead(*lines, fatal=lambda lost: False, policy=None, **kwargs):
-        connections = [line for line, _ in lines]
-        return LeaderMonitor(connections, policy or Policy(fatal), end, **kwargs)
-
-    return lead
 
 
 class TestLead:

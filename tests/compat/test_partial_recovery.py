@@ -14,6 +14,7 @@ ADDRESSES = {0: "a:1", 1: "b:1", 2: "c:1"}
 class Presence:
     def __init__(self, starts):
         self.starts, self.connected, self._callbacks, self.silent = dict(starts), None, [], set()
+        self.servers_answer = True
 
     def present(self):
         return dict(self.starts)
@@ -23,6 +24,9 @@ class Presence:
 
     def answer(self, workers):
         return {worker: starts for worker, starts in workers.items() if worker not in self.silent}
+
+    def parameter_servers_answer(self):
+        return self.servers_answer
 
     def on_change(self, callback):
         self._callbacks.append(callback)

@@ -211,14 +211,14 @@ def test_a_pod_that_was_preempted_is_no_failure():
 @pytest.mark.parametrize(
     ("layout", "limits"),
     [
-        (("--ps=1", "--workers=2"), {"chief": 0, "worker": 3, "ps": 0}),
+        (("--ps=1", "--workers=2"), {"chief": 0, "worker": 3, "ps": 3}),
         (("--ps=1", "--workers=2", "--max_restarts=0"), {"chief": 0, "worker": 0, "ps": 0}),
-        (("--ps=1", "--workers=2", "--max_restarts=5"), {"chief": 0, "worker": 5, "ps": 0}),
-        (("--ps=1", "--workers=2", "--no-chief"), {"worker": 0, "ps": 0}),  # worker 0 leads
+        (("--ps=1", "--workers=2", "--max_restarts=5"), {"chief": 0, "worker": 5, "ps": 5}),
+        (("--ps=1", "--workers=2", "--no-chief"), {"worker": 0, "ps": 3}),  # worker 0 leads
         (("--workers=2", "--max_restarts=5"), {"worker": 0}),
     ],
 )
-def test_workers_under_parameter_servers_are_started_again_in_their_place(layout, limits):
+def test_what_a_coordinator_leads_is_started_again_in_its_place(layout, limits):
     [_, jobset] = manifests(*layout)
     jobs = jobset["spec"]["replicatedJobs"]
     assert {job["name"]: job["template"]["spec"]["backoffLimit"] for job in jobs} == limits

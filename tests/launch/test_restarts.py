@@ -273,8 +273,9 @@ print("done")
     assert (status, out.count("done")) == (0, 4), err
     assert err.splitlines() == [
         "launch: worker 1 ended killed by SIGKILL; it is started again (2 more to go)",
-        "launch: when chief 0 or a ps is lost, the job ends; when a worker is lost, the job goes on, and the task is "
-        "started again in its place",
+        "launch: when chief 0 is lost, the job ends; when a worker is lost, the job goes on, and the task is started "
+        "again in its place; when a ps is lost, the task is started again in its place, and training goes on from its "
+        "last checkpoint",
     ]
 
 

@@ -67,10 +67,12 @@ FAILS = (
         (["--ps=1", "--workers=2"], 2, 75, 1, 75, ""),  # it has saved
         (["--ps=1", "--workers=2"], 0, 9, 1, 9, ""),  # the chief
         (["--ps=1", "--workers=2", "--no-chief"], 0, 9, 1, 9, ""),  # the worker that leads
-        (["--ps=1", "--workers=2"], 3, 9, 1, 9, ""),  # the server
+        (["--ps=1", "--workers=2"], 3, 9, 3, 0, "launch: ps 0 ended with status 9; it is started again (1 more to go)"),
+        (["--ps=2", "--workers=1", "--no-chief"], 2, 9, 3, 0, "launch: ps 1 ended with status 9; it is started again"),
+        (["--ps=1", "--workers=2", "--max_restarts=1"], 3, 9, 2, 9, "launch: ps 0 ended with status 9; it is started"),
     ],
 )
-def test_a_worker_under_parameter_servers_is_started_again(tmp_path, options, number, status, starts, ends, said):
+def test_what_a_coordinator_leads_is_started_again(tmp_path, options, number, status, starts, ends, said):
     found = run_task(tmp_path, options, number, FAILS.format(status=status))
     assert (found.returncode, (tmp_path / "starts").read_text()) == (ends, "." * starts), found.stderr
     assert said in found.stderr

@@ -4,7 +4,7 @@
 | --- | --- | --- | --- |
 | coordinator (chief, or worker 0 without one) | ends the job | - | ends the job |
 | worker | is started again; the job goes on meanwhile | ends the job | ends the job |
-| ps | ends the job | - | ends the job |
+| ps | is started again; a training with a Checkpoint goes on from it, else the job ends | - | ends the job |
 | peer (chief or worker) | - | ends the job | - |
 | evaluator | ends the job | ends the job | ends the job |
 
@@ -38,6 +38,7 @@ class OnLoss(enum.Enum):
     """What happens when a task is lost."""
 
     REPLACE = "the job goes on, and the task is started again in its place"
+    RESTORE = "the task is started again in its place, and training goes on from its last checkpoint"
     END = "the job ends"
 
 
@@ -49,7 +50,9 @@ def on_loss(task: Task, *, leader: Task | None, has_servers: bool) -> OnLoss:
       leader: the task that leads the job (`roles.leader_of`); None where the leader itself asks about the others.
       has_servers: whether there are parameter servers, with workers that a coordinator leads.
     """
-    return OnLoss.REPLACE if has_servers and task.job == "worker" and task != leader else OnLoss.END
+    if not has_servers or task == leader:
+        return OnLoss.END
+    return {"worker": OnLoss.REPLACE, "ps": OnLoss.RESTORE}.get(task.job, OnLoss.END)
 
 
 def summary(tasks: Iterable[Task], *, leader: Task | None, has_servers: bool) -> str:
@@ -104,11 +107,21 @@ class LossPolicy:
         own = leader if has_servers and leader in workers else None
         return cls(has_servers, workers, grace, own, fewest_workers)
 
-    def ends_job(self, lost: Collection[Task]) -> bool:
-        """Returns whether the loss of these tasks ends the job at once."""
+    def ends_job(self, lost: Collection[Task], *, restores_servers: bool = False) -> bool:
+        """Returns whether the loss of these tasks ends the job at once.
+
+        Args:
+          lost: the tasks.
+          restores_servers: whether a training is under way that can go on from a checkpoint.
+        """
         if self.irreplaceable in lost and self.waits_for_workers(lost):
             return True
-        return any(on_loss(task, leader=None, has_servers=self.has_servers) is OnLoss.END for task in lost)
+        ending = {OnLoss.END} if restores_servers else {OnLoss.END, OnLoss.RESTORE}
+        return any(on_loss(task, leader=None, has_servers=self.has_servers) in ending for task in lost)
+
+    def is_server(self, task: Task) -> bool:
+        """Returns whether the task is a parameter server."""
+        return on_loss(task, leader=None, has_servers=self.has_servers) is OnLoss.RESTORE
 
     def lets_go(self, task: Task, lost: Collection[Task]) -> bool:
         """Returns whether this task may end alone when it is asked to stop, beside those that are lost."""

@@ -63,6 +63,7 @@ class LeaderMonitor:
         self._on_preempted = on_preempted
         self._over = threading.Event()
         self.waits_for_workers = False  # since none is left
+        self._can_restore: Callable[[], bool] | None = None  # the work of a server that is lost
         self._done = "done"
         self._again = False  # has a peer said so?
         self._fatal_loss = threading.Event()
@@ -117,6 +118,15 @@ class LeaderMonitor:
         """Notes to which tasks TensorFlow is connected, and at which start of each."""
         with self._changed:
             self._connected = dict(tasks)
+
+    def restore_servers(self, can_restore: Callable[[], bool] | None) -> None:
+        """Sets what says whether the job waits for a lost server to be back; without, its loss ends the job."""
+        with self._changed:
+            self._can_restore = can_restore
+            lost = [connection for connection in self.connections if self._policy.is_server(connection.task)]
+            lost = [connection for connection in lost if connection.task in self._lost]
+        if lost and can_restore is None:
+            self._end_for(lost[0], self._first_loss.get(0.0) or f"{lost[0]} is gone")
 
     def first_loss(self, limit: float = 0.0) -> str:
         """Returns which task was lost first, waiting `limit` seconds for a loss; empty if none is, or all are back."""
@@ -319,7 +329,10 @@ class LeaderMonitor:
                 self._starts[connection.task] += 1
             lost, none_left = list(self._lost), self._policy.waits_for_workers(self._lost)
             said = connection.task in self._leaving | self._never_came  # that it goes, or nothing of it yet
-            begins_to_wait = none_left and not self.waits_for_workers and not self._policy.ends_job(lost)
+            can_restore = self._can_restore
+            restores = can_restore is not None and self._policy.is_server(connection.task) and can_restore()
+            ends_job = self._policy.ends_job(lost, restores_servers=restores)
+            begins_to_wait = none_left and not self.waits_for_workers and not ends_job
             self.waits_for_workers |= begins_to_wait
             self._changed.notify_all()
         self._first_loss.set(why)
@@ -328,12 +341,15 @@ class LeaderMonitor:
             connection.shut_down_all()
         except OSError as error:  # what the loss means for the job does not depend on it
             _log.warning("tf2dist: other connections to %s are left open: %s", connection, error.strerror)
-        if self._policy.ends_job(lost):
+        if ends_job:
             self._end_for(connection, why)
             return
         self._bye[connection.task].set()
         self._tell_of_change()
-        if not none_left:
+        if self._policy.is_server(connection.task):
+            _log.warning("tf2dist: %s; training goes on from its last checkpoint when it is back", why)
+            threading.Thread(target=self._wait_for_server, args=(connection, why), name="monitor", daemon=True).start()
+        elif not none_left:
             if not said:
                 _log.warning("tf2dist: %s; the job goes on without it", why)
         elif begins_to_wait:
@@ -346,6 +362,17 @@ class LeaderMonitor:
         self._ready[connection.task].set()  # `wait_ready` need not wait for it
         self._bye[connection.task].set()
         self._on_fatal_loss(why)
+
+    def _wait_for_server(self, lost: TaskConnection, why: str) -> None:
+        """Ends the job unless a lost server, of which `why` says how, comes back in time."""
+        grace = self._policy.workers_grace
+        with self._changed:
+            starts = self._starts[lost.task]
+            ended = self._changed.wait_for(
+                lambda: self._over.is_set() or lost.task not in self._lost or self._starts[lost.task] != starts, grace
+            )
+        if not ended:
+            self._end_for(lost, f"{why}; it did not come back within {grace:g} s")
 
     def _wait_for_workers(self, why: str) -> None:
         """Ends the job unless the workers come back in time. None is left, and the last was lost as `why` says."""

@@ -52,6 +52,10 @@ class WorkerPresence(Protocol):
         """Those of these workers whose servers answer."""
         ...
 
+    def parameter_servers_answer(self) -> bool:
+        """Whether all parameter servers are there, and answer."""
+        ...
+
     def on_change(self, callback: Callable[[], object]) -> None:
         """Has `callback` called, in any thread, whenever a worker was lost or has come."""
         ...
@@ -161,6 +165,19 @@ class PartialRecovery(cluster_coordinator.WorkerPreemptionHandler):
                     raise _loss_of(worker) from None
                 raise
 
+    def reconnect(self) -> None:
+        """Connects to parameter servers that were started again; workers keep what they hold.
+
+        Raises:
+          tf.errors.OpError: a server cannot be connected to.
+        """
+        with self._cluster_update_lock:
+            present = self._presence.present()
+            kept = {worker: starts for worker, starts in self._connected.items() if present.get(worker) == starts}
+            if not kept or self._presence.answer(kept) != kept or not self._presence.parameter_servers_answer():
+                raise tf.errors.UnavailableError(None, None, "not all servers answer")
+            self._update(kept, set())
+
     def wait_until_recovered(self, wait: Callable[[float], object]) -> None:
         """Waits, by `wait(seconds)`, until this thread's worker is connected, or the servers are lost.
 
@@ -220,6 +237,9 @@ class PartialRecovery(cluster_coordinator.WorkerPreemptionHandler):
           again: whether the connections to the others are to be made anew, too.
         """
         # TensorFlow waits for a server that does not answer, however long.
+        if not self._presence.parameter_servers_answer():
+            self._log_once("parameter servers must answer before workers that have come are used")
+            return False
         silent = present.keys() - self._presence.answer(present).keys()
         if silent - new:
             names = ", ".join(f"worker {worker}" for worker in sorted(silent - new))

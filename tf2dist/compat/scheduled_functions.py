@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -46,6 +46,42 @@ def coordinator_of(
         addresses = strategy._cluster_resolver.cluster_spec().as_dict()["worker"]
         handler.begin(dict(enumerate(addresses)), strategy.extended._num_gpus_per_worker)
     return coordinator
+
+
+def reconnect(strategy: tf.distribute.ParameterServerStrategy) -> None:
+    """Connects the strategy's coordinator anew, after parameter servers were started again.
+
+    What those held is lost.
+
+    Raises:
+      tf.errors.OpError: a server cannot be connected to.
+    """
+    handler = coordinator_of(strategy)._cluster.failure_handler
+    assert isinstance(handler, PartialRecovery)
+    handler.reconnect()
+
+
+def check_connections(strategy: tf.distribute.ParameterServerStrategy, workers: Iterable[int]) -> None:
+    """Has each of these workers call every parameter server.
+
+    A worker's connection to a server that was lost is made again after a time that grows with every attempt (gRPC's
+    doc/connection-backoff.md), and until then its calls fail.
+
+    Raises:
+      tf.errors.OpError: a worker has not reached one of them.
+    """
+
+    @tf.function(autograph=False)
+    def call_all(number):
+        answers = []
+        for server in range(strategy._num_ps):
+            with tf.device(f"/job:ps/replica:0/task:{server}/device:CPU:0"):
+                answers.append(number + 1)
+        return tf.add_n(answers)
+
+    for worker in workers:
+        with tf.device(f"/job:worker/replica:0/task:{worker}/device:CPU:0"):
+            call_all(tf.constant(0)).numpy()
 
 
 class _ObservedQueue(cluster_coordinator._CoordinatedClosureQueue):

@@ -6,10 +6,11 @@ give it another (keras-team/keras#20585 shows what one strategy does with variab
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.distribute.ps_values import DistributedTable
 
@@ -23,6 +24,7 @@ from tf2dist.compat.model import (
 )
 from tf2dist.compat.optimizers import wrapped_optimizers
 
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
 _FORMER_TABLES = "_tf2dist_former_tables"  # an attribute of layers
 # By what an optimizer knows its variables: dictionaries and sets of keys.
 _KEYED = (
@@ -87,11 +89,52 @@ def move_variables(model: keras.Model, strategy: tf.distribute.Strategy) -> int:
     Those of the model, its random numbers and metrics, and its optimizers. An optimizer's variable for a weight goes
     where the weight is. Returns how many there were.
     """
+    in_scope = strategy.extended.variable_created_in_scope
+    return _make_again(model, strategy, lambda v: not in_scope(v._value), lambda variable: variable._value.numpy())
+
+
+def make_anew(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
+    """Makes every variable of a model again, of which some are lost, without its value; as `move_variables` else.
+
+    Weights are NaN until they are restored. Random numbers and metrics are as in the beginning.
+    """
+    seeds = {id(g.state): g._initial_seed for layer in layers_of(model) for g in layer._seed_generators}
+
+    def value_of(variable: keras.Variable) -> Any:
+        if id(variable) in seeds:
+            return np.array([seeds[id(variable)], 0], variable.dtype)
+        unknown = float("nan") if variable.dtype in _FLOATS else 0
+        return lambda: tf.fill(variable.shape, tf.cast(unknown, variable.dtype))
+
+    _make_again(model, strategy, lambda variable: True, value_of)
+    for metric in (*all_metrics(model), *metrics_given_to_compile(model)):
+        metric.reset_state()
+
+
+def parameter_servers_of(model: keras.Model) -> set[int]:
+    """The numbers of the parameter servers that hold variables of a model or its optimizers."""
+    values = [v._value for v in _variables(model) if v._value is not None]
+    parts = [part for value in values for part in getattr(value, "variables", [value])]
+    devices = [tf.DeviceSpec.from_string(part.device) for part in parts]
+    return {device.task for device in devices if device.job == "ps" and device.task is not None}
+
+
+def _variables(model: keras.Model) -> list[keras.Variable]:
+    """Those of the model, its random numbers and metrics, and its optimizers, each once."""
     optimizers = [o for held in all_optimizers(model) for o in wrapped_optimizers(held)]
     metrics = [v for metric in (*all_metrics(model), *metrics_given_to_compile(model)) for v in metric.variables]
     found = [*restored_variables(model), *seed_states(model), *metrics, *(v for o in optimizers for v in o.variables)]
-    in_scope = strategy.extended.variable_created_in_scope
-    moving = [v for v in {id(v): v for v in found}.values() if v._value is not None and not in_scope(v._value)]
+    return list({id(v): v for v in found}.values())
+
+
+def _make_again(
+    model: keras.Model,
+    strategy: tf.distribute.Strategy,
+    is_meant: Callable[[keras.Variable], bool],
+    value_of: Callable[[keras.Variable], Any],
+) -> int:
+    optimizers = [o for held in all_optimizers(model) for o in wrapped_optimizers(held)]
+    moving = [v for v in _variables(model) if v._value is not None and is_meant(v)]
     keys = [{o._var_key(v): v for v in model.variables} for o in optimizers]
     owned = {id(v) for o in optimizers for v in o.variables}
     if not moving and model._distribute_strategy is strategy:
@@ -99,7 +142,7 @@ def move_variables(model: keras.Model, strategy: tf.distribute.Strategy) -> int:
     with strategy.scope():
         for variable in sorted(moving, key=lambda v: id(v) in owned):  # weights first
             weight = _weight_of(variable, model.trainable_variables) if id(variable) in owned else None
-            value = variable._value.numpy()
+            value = value_of(variable)
             if weight is None:
                 variable._initialize(value)
             else:

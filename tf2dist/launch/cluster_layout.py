@@ -88,9 +88,15 @@ class Layout:
         return self.count("ps") > 0 and task.job != "evaluator" and task != self.leader
 
     def coordinator_of(self, task: Task) -> Task | None:
-        """The task that goes on without this one when it is lost; None if its loss ends the job."""
-        loss = on_loss(task, leader=self.leader, has_servers=self.count("ps") > 0)
-        return self.leader if loss is OnLoss.REPLACE else None
+        """The task that goes on when this one is lost, and is started again; None if its loss ends the job."""
+        return None if self._on_loss(task) is OnLoss.END else self.leader
+
+    def coordinator_needs(self, task: Task) -> bool:
+        """Does the coordinator of this task wait for another in its place when it is lost?"""
+        return self._on_loss(task) is OnLoss.RESTORE
+
+    def _on_loss(self, task: Task) -> OnLoss:
+        return on_loss(task, leader=self.leader, has_servers=self.count("ps") > 0)
 
     def without(self, lost: Collection[PlacedTask]) -> Layout | None:
         """The layout of a job that goes on without these tasks; its workers are numbered anew.

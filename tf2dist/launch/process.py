@@ -18,6 +18,7 @@ class Process:
       command: argv is a command of the system instead.
       coordinator: the name of the process that goes on without this one when it fails; while that one runs, this one
         is started again in its place. None if a failure of this process ends the group.
+      is_needed: the coordinator waits for the one in its place, or fails; if there is none, the group ends.
       address: of the host that it is to be in an emulated network; None if there is none.
       lost_status: the exit status that says that it was lost with its host.
     """
@@ -28,5 +29,6 @@ class Process:
     serves: bool = False
     command: bool = False
     coordinator: str | None = None
+    is_needed: bool = False
     address: str | None = None
     lost_status: int | None = None

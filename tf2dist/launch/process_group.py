@@ -15,6 +15,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tf2dist.cluster.loss_policy import LOST_ANOTHER
@@ -37,6 +38,16 @@ _HOST_GRACE = 20.0  # the same where it may be a connection to another host, whi
 _LONGEST_POLL = 86400.0  # seconds; poll takes milliseconds of 32 bits
 _RESTART_DELAY = 1.0  # seconds before a failed worker is started again
 _WHOLE_PIPE = 1 << 20  # bytes; more than a pipe holds, so one read empties it
+
+
+@dataclass(frozen=True)
+class _End:
+    """How a process has ended, with the last lines that it has printed."""
+
+    name: str
+    pid: int
+    status: int
+    tail: Sequence[bytes]
 
 
 class ProcessGroup:
@@ -71,7 +82,8 @@ class ProcessGroup:
         self._status: int | None = None  # of the group; None until it is decided how it ends
         self._reason = ""
         self._alive = True  # does the fork server run, and with it any process?
-        self._failed: int | None = None  # the process that ended the group
+        self._failed: _End | None = None  # of the process that ended the group
+        self._needed: tuple[float, _End] | None = None  # when one was lost last that its coordinator needs
         self._victim: int | None = None  # the first that has ended since it has lost another one, which is awaited
         self._interrupted: signal.Signals | None = None  # by this signal to the launcher
         self._interrupted_at = 0.0  # by the monotonic clock
@@ -123,9 +135,9 @@ class ProcessGroup:
     @property
     def killed(self) -> str:
         """The name of the process that ended the group since it was killed by SIGKILL; empty if none was."""
-        if self._failed is None or self._statuses[self._failed] != -signal.SIGKILL:
+        if self._failed is None or self._failed.status != -signal.SIGKILL:
             return ""
-        return self._processes[self._failed].name
+        return self._failed.name
 
     @property
     def was_ended_from_outside(self) -> bool:
@@ -246,7 +258,11 @@ class ProcessGroup:
         if status == START_AGAIN:
             self._note_preemption(key)
         elif status != 0 and self._status is None and not self._goes_on_without(key, status, has_lost):
-            self._fail(key, has_lost)
+            if self._needed and status != WRONG_COMMAND and time.monotonic() < self._needed[0] + self._cause_grace(key):
+                self._budget.put_back_worker()
+                self._end_for(self._needed[1])
+            else:
+                self._fail(key, has_lost)
         for other in [other for other in self._pending if self._coordinator_of(other) == key]:
             self._statuses[other] = self._pending.pop(other)  # nobody is left who would need it
         left = [process for other, process in enumerate(self._processes) if other not in self._statuses]
@@ -278,9 +294,12 @@ class ProcessGroup:
             victims = {key, key if self._victim is None else self._victim}
             self._victim = min(victims, key=lambda victim: (self._processes[victim].serves, victim))
             return
-        self._failed = key
-        status = self._statuses[key]
-        self._stop(status if status > 0 else 128 - status, "")
+        self._end_for(_End(self._processes[key].name, self._pids[key], self._statuses[key], self._tails[key]))
+
+    def _end_for(self, failed: _End) -> None:
+        """Ends the group with the status of this process."""
+        self._failed = failed
+        self._stop(failed.status if failed.status > 0 else 128 - failed.status, "")
 
     def _cause_grace(self, key: int) -> float:
         """The seconds that the process has to end which this one has lost."""
@@ -317,22 +336,25 @@ class ProcessGroup:
             return  # the group is being ended, within a time of its own
         late = f"{self._unfinished()} did not end within {self._settings.drain:g} s after the processes that they serve"
         left = [key for key in range(len(self._processes)) if key not in self._statuses]
-        if any(self._coordinator_of(key) is None for key in left):
+        if any(self._coordinator_of(key) is None or self._processes[key].is_needed for key in left):
             self._stop(1, late)
         else:
             self._say(late)
             self._stop(0, "")
 
     def _restart(self, key: int, status: int) -> bool:
-        """Starts a worker that has failed again in its place, if its coordinator still runs and the budget allows it.
+        """Starts a process that has failed again in its place, if its coordinator still runs and the budget allows it.
 
-        The coordinator goes on with the other workers meanwhile.
+        The coordinator goes on without it meanwhile, or waits for it.
         """
         if self._victim is not None or not self._coordinator_runs(key) or self._was_wrong_command(key, status):
             return False
         is_first = not self._budget.has_replaced
         if not self._budget.take_worker():
             return False
+        if self._processes[key].is_needed:
+            lost = _End(self._processes[key].name, self._pids[key], status, tuple(self._tails[key]))
+            self._needed = time.monotonic(), lost
         self._restarted.add(key)
         self._pending[key] = status
         left = self._budget.worker
@@ -359,7 +381,7 @@ class ProcessGroup:
             if not has_lost:
                 self._say(f"{process.name} ended {_describe(status)}, after {process.coordinator} had ended")
             return True
-        if self._was_wrong_command(key, status):
+        if self._was_wrong_command(key, status) or process.is_needed:
             return False
         if status == process.lost_status:
             self._say(f"{process.name} was lost with its host; the job goes on without it, if it can")
@@ -451,8 +473,10 @@ class ProcessGroup:
                 os.close(fd)
         tail: Sequence[bytes] = ()
         if self._failed is not None:
-            pid, status, tail = self._pids[self._failed], self._statuses[self._failed], self._tails[self._failed]
-            self._reason = f"{self._processes[self._failed].name} (pid {pid}) failed first, {_describe(status)}"
+            tail = self._failed.tail
+            self._reason = (
+                f"{self._failed.name} (pid {self._failed.pid}) failed first, {_describe(self._failed.status)}"
+            )
         elif self._status is None and not self._server.ready:
             self._status, tail = 1, log
             what = f"the import of {', '.join(self._settings.preload) or 'nothing'}"

@@ -100,6 +100,8 @@ class Recovery:
         # Short calls, and the last steps of any, may have been over between two looks.
         self._ends[call - 1] = found.earlier - sum(end for number, end in self._ends.items() if number < call - 1)
         self._before.pop(call - 1, None)
+        if steps < self._ends.get(call, 0) and self.effects:  # it goes on from a checkpoint in the same attempt
+            self.effects[-1].lost_steps += self._ends[call] - steps
         if call not in self._ends and (before := self._before.pop(call, 0)) > steps and self._cause:
             self._cause.lost_steps += before - steps
         self._ends[call] = steps

@@ -49,6 +49,11 @@ class RestartBudget:
         self.has_replaced = True
         return True
 
+    def put_back_worker(self) -> None:
+        """Puts back what `take_worker` took, for a restart that was no help."""
+        self.worker += 1
+        self.job += self.shared
+
     def take_job(self) -> bool:
         """Takes one restart of the whole job from the budget; returns False if none is left."""
         if not self.job:

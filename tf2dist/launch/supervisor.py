@@ -47,8 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max_restarts",
         type=int,
         metavar="N",
-        help="how often a worker that has failed is started again in its place under parameter servers, and else "
-        f"the whole job, which goes on from its last checkpoint (default: {WORKER_RESTARTS} for workers under "
+        help="how often a worker or server that has failed is started again in its place under parameter servers, and "
+        f"else the whole job, which goes on from its last checkpoint (default: {WORKER_RESTARTS} for those under "
         f"parameter servers and with --workers=MIN:MAX, else 0); a job that was preempted is started again "
         f"{PREEMPTIONS} times besides, unless N is 0",
     )

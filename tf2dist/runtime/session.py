@@ -23,12 +23,12 @@ from tf2dist.errors import START_AGAIN, UsageError
 from tf2dist.runtime import error_explanation, tensorflow_import
 from tf2dist.runtime.failure_reporter import FailureReporter
 from tf2dist.runtime.logging_setup import log_to_stderr_by_default, quiet_tensorflow
+from tf2dist.runtime.monitored_servers import MonitoredServers
 from tf2dist.runtime.preemption import Preemption
 from tf2dist.runtime.process_exit import exit_now
 from tf2dist.runtime.server import fork_worker_0_server, serve_and_exit
 from tf2dist.runtime.stall_timeout import StallWatch
 from tf2dist.runtime.step_report import StepReport
-from tf2dist.runtime.worker_presence import MonitoredWorkers
 from tf2dist.system import environment_variables, program_errors
 from tf2dist.system.limited_call import call_for
 
@@ -57,7 +57,7 @@ class Session(FailureReporter):
       strategy: what `join` returned; None if nothing was joined, or with `connect`.
       free_workers: ends what keeps the workers busy between two updates of a synchronous training. Whoever needs them
         for something else calls it.
-      worker_presence: tells which workers of this coordinator's are there; None in a process that has none.
+      servers: tells which workers and parameter servers of this coordinator's are there; None in any other process.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Session(FailureReporter):
         self.role = role
         self.strategy: tf.distribute.Strategy | None = None
         self.free_workers: Callable[[], object] = lambda: None
-        self.worker_presence: MonitoredWorkers | None = None
+        self.servers: MonitoredServers | None = None
         self._start_timeout = start_timeout
         self._monitor: LeaderMonitor | FollowerMonitor | None = None
         self._leads = leads
@@ -123,10 +123,10 @@ class Session(FailureReporter):
             name = str(self.cluster.task) if self.cluster else "this process"
             StallWatch(limit, name, self.progress, self.end_process, self._monitor)
 
-    def begin_training(self, first: int, end: int) -> None:
-        """Notes for the launcher that a call of `fit` begins, from one global step to another one."""
+    def begin_training(self, first: int, end: int, *, again: bool = False) -> None:
+        """Notes for the launcher that a call of `fit` begins, or begins again, from one global step to another one."""
         if self._leads:
-            _step_report.begin(first, end)
+            _step_report.begin(first, end, again=again)
 
     def report_step(self, step: int) -> None:
         """Tells the launcher, if it wants to know, at which global step the call of `fit` is."""
@@ -390,7 +390,7 @@ def _make_strategy(
             replicas=replicas,
             cluster=cluster,
             start_timeout=session.start_timeout,
-            presence=session.worker_presence,
+            presence=session.servers,
         )
     session.preemption.handle_sigterm()  # after TensorFlow, whose own handler of a peer does nothing at all
     return session.strategy
@@ -416,7 +416,7 @@ def _begin_coordinator(session: Session, cluster: Cluster, limit: float, fewest_
         missing=missing,
     )
     session.monitor_with(monitor)
-    session.worker_presence = MonitoredWorkers(monitor, cluster)
+    session.servers = MonitoredServers(monitor, cluster)
     session.preemption.tell_by(monitor.keep_workers)
     if missing:
         names = ", ".join(f"{task} at {cluster.address(task)}" for task in missing)

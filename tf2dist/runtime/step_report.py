@@ -21,10 +21,14 @@ class StepReport:
         self._earlier = self._call = self._steps = 0
         self._first = self._end = 0  # global steps of the call
 
-    def begin(self, first: int, end: int) -> None:
-        """Notes that a call of `fit` begins, which is to train from one global step to another one."""
-        self._earlier += self._steps
-        self._call += 1
+    def begin(self, first: int, end: int, *, again: bool = False) -> None:
+        """Notes that a call of `fit` begins, which is to train from one global step to another one.
+
+        Or that the one under way begins `again`, from an earlier step than it had reached.
+        """
+        if not again:
+            self._earlier += self._steps
+            self._call += 1
         self._steps, self._first, self._end = 0, first, end
         path = os.environ.get(STEP_FILE)
         if path and self._file is None:
@@ -34,7 +38,10 @@ class StepReport:
                 os.environ.pop(STEP_FILE)
 
     def report(self, step: int) -> None:
-        """Writes how many steps of the call are behind it, at this global step; never fewer than before."""
+        """Writes how many steps of the call are behind it, at this global step.
+
+        Never fewer than before, unless it has begun again.
+        """
         # A checkpoint may be from before the call, or from a later one of the same directory.
         self._steps = max(self._steps, min(step, self._end) - self._first)
         if self._file is not None:

@@ -18,7 +18,7 @@ import tensorflow as tf
 from tf2dist.compat import model_methods, versions
 from tf2dist.compat.model import layers_of, logs_in_order
 from tf2dist.errors import START_AGAIN, CheckpointError, Preempted, UsageError, reason
-from tf2dist.input.data_adapter import FiniteDataAdapter
+from tf2dist.input.data_adapter import DataAdapter, FiniteDataAdapter
 from tf2dist.input.keras_arguments import as_data
 from tf2dist.input.make_adapter import make_data_adapter, make_finite_adapter, takes_batch_size
 from tf2dist.input.validation_split import split_rows
@@ -37,7 +37,8 @@ from tf2dist.training.callbacks import (
 )
 from tf2dist.training.checkpoint import Checkpoint
 from tf2dist.training.fit_loop import TrainingLoop
-from tf2dist.training.prepared_model import PreparedModel, prepare
+from tf2dist.training.prepared_model import PreparedModel, cancel, prepare
+from tf2dist.training.restore_servers import can_go_on_without_servers, restoring_servers
 
 _log = logging.getLogger("tf2dist")
 _CHECKPOINTS = (Checkpoint, keras.callbacks.BackupAndRestore)
@@ -141,10 +142,14 @@ def fit(
     if validation_split and validation_data is None:
         data, validation_data = split_rows(data, validation_split)
     seed = default_fit_seed.begin_call(model, initial_epoch) if seed is None else seed
-    adapter = make_data_adapter(
-        data, batch_size=batch_size, shuffle=shuffle, seed=seed, class_weight=class_weight,
-        steps=steps_per_epoch if takes_batch_size(data) else None, progress=session.current().progress,
-    )  # fmt: skip
+
+    def adapt() -> DataAdapter:
+        return make_data_adapter(
+            data, batch_size=batch_size, shuffle=shuffle, seed=seed, class_weight=class_weight,
+            steps=steps_per_epoch if takes_batch_size(data) else None, progress=session.current().progress,
+        )  # fmt: skip
+
+    first_adapter = adapt()
 
     @functools.cache
     def adapt_validation() -> FiniteDataAdapter:
@@ -157,68 +162,75 @@ def fit(
     validation = None if validation_data is None or validates_itself else adapt_validation()
     most = keras.config.max_steps_per_epoch()
     epoch_steps = data_validation.finite_steps(
-        _capped(steps_per_epoch or adapter.steps, most, "steps_per_epoch"), "steps_per_epoch"
+        _capped(steps_per_epoch or first_adapter.steps, most, "steps_per_epoch"), "steps_per_epoch"
     )
-    prepared = _prepare(model, parameter_server or ParameterServer())
-    _check_same_for_peers(
-        prepared, "fit", steps_per_epoch=epoch_steps, epochs=epochs, initial_epoch=initial_epoch,
-        seed=seed, steps_per_execution=steps_per_execution,
-        validation_steps=None if validation is None else validation.steps,
-        callbacks=checkpoints_of(callbacks, _CHECKPOINTS), optimizer=type(model.optimizer).__name__,
-        learning_rate=learning_rate_of(model),
-    )  # fmt: skip
-    prepared.train_step(adapter)
-    if validation is not None:
-        prepared.train_step(validation, "test_step")  # what it cannot do is to be known before an epoch is over
-    if session.current().is_evaluator:
-        if validation is None:
-            raise UsageError("an evaluator evaluates validation_data: give fit some")
-        directory = evaluator_task.checkpoint_of(callbacks).directory
-        return evaluator_task.follow(
-            prepared, directory, validation, make_callback_list(model, (), steps=validation.steps)
-        )
-    announced = epoch_steps if steps_per_epoch or adapter.announced_steps else None
-    callback_list = make_callback_list(
-        model, PeersAlike.after(callbacks, prepared.strategy), verbose=verbose, epochs=epochs, steps=announced,
-        add_history=True, last=Checkpoint,
-    )  # fmt: skip
+    checkpoints = [c for c in callbacks if isinstance(c, Checkpoint)]
 
-    if steps_per_execution is None and need_every_batch(prepared.strategy, callback_list):
-        steps_per_execution = 1
-    one_by_one = validation_data is not None and need_every_batch(prepared.strategy, callback_list, "evaluation")
+    restores = can_go_on_without_servers(model, data, checkpoints)
+    epoch_logs: dict[int, dict[str, Any]] = {}
 
-    saves = includes(callbacks, Checkpoint)
-    may_stop = saves and validation is not None and prepared.train_step(adapter).sums_make_logs
-    may_stop = may_stop and not act_on_validation(prepared.strategy, callback_list)
-
-    def validate() -> Any:
+    def train(reached: int | None) -> Any:
+        """Trains; or goes on from a checkpoint, since servers were lost when that global step was reached."""
+        adapter = first_adapter if reached is None else adapt()
+        prepared = _prepare(model, parameter_server or ParameterServer())
+        _check_same_for_peers(
+            prepared, "fit", steps_per_epoch=epoch_steps, epochs=epochs, initial_epoch=initial_epoch,
+            seed=seed, steps_per_execution=steps_per_execution,
+            validation_steps=None if validation is None else validation.steps,
+            callbacks=checkpoints_of(callbacks, _CHECKPOINTS), optimizer=type(model.optimizer).__name__,
+            learning_rate=learning_rate_of(model),
+        )  # fmt: skip
+        prepared.train_step(adapter)
         if validation is not None:
-            return prepared.validate(validation, callback_list, one_by_one=one_by_one, may_stop=may_stop)
-        x, y, weights = keras.utils.unpack_x_y_sample_weight(validation_data)
-        return model_methods.validate_by_own(
-            model, lambda: prepared.evaluate(adapt_validation(), callback_list, one_by_one=one_by_one),
-            x=x, y=y, sample_weight=weights, batch_size=validation_batch_size or batch_size, verbose=0,
-            steps=validation_steps, callbacks=callback_list, return_dict=True,
+            prepared.train_step(validation, "test_step")  # what it cannot do is to be known before an epoch is over
+        if session.current().is_evaluator:
+            if validation is None:
+                raise UsageError("an evaluator evaluates validation_data: give fit some")
+            directory = evaluator_task.checkpoint_of(callbacks).directory
+            return evaluator_task.follow(
+                prepared, directory, validation, make_callback_list(model, (), steps=validation.steps)
+            )
+        announced = epoch_steps if steps_per_epoch or adapter.announced_steps else None
+        callback_list = make_callback_list(
+            model, PeersAlike.after(callbacks, prepared.strategy), verbose=verbose, epochs=epochs, steps=announced,
+            add_history=True, last=Checkpoint,
         )  # fmt: skip
 
-    loop = TrainingLoop(
-        prepared, adapter, callback_list, epoch_steps, prepared.tuner(steps_per_execution),
-        restores_epoch=includes(callbacks, keras.callbacks.BackupAndRestore),
-    )  # fmt: skip
-    model.stop_training = False
-    preemption = session.current().preemption
+        is_for_each = steps_per_execution is None and need_every_batch(prepared.strategy, callback_list)
+        one_by_one = validation_data is not None and need_every_batch(prepared.strategy, callback_list, "evaluation")
+
+        may_stop = bool(checkpoints) and validation is not None and prepared.train_step(adapter).sums_make_logs
+        may_stop = may_stop and not act_on_validation(prepared.strategy, callback_list)
+
+        def validate() -> Any:
+            if validation is not None:
+                return prepared.validate(validation, callback_list, one_by_one=one_by_one, may_stop=may_stop)
+            x, y, weights = keras.utils.unpack_x_y_sample_weight(validation_data)
+            return model_methods.validate_by_own(
+                model, lambda: prepared.evaluate(adapt_validation(), callback_list, one_by_one=one_by_one),
+                x=x, y=y, sample_weight=weights, batch_size=validation_batch_size or batch_size, verbose=0,
+                steps=validation_steps, callbacks=callback_list, return_dict=True,
+            )  # fmt: skip
+
+        loop = TrainingLoop(
+            prepared, adapter, callback_list, epoch_steps, prepared.tuner(1 if is_for_each else steps_per_execution),
+            restores_epoch=includes(callbacks, keras.callbacks.BackupAndRestore), reached=reached,
+            saves_first=restores, epoch_logs=epoch_logs,
+        )  # fmt: skip
+        model.stop_training = False
+        return loop.run(initial_epoch, epochs, None if validation_data is None else validate, validation_freq)
+
     try:
-        with _preemptible() if saves else contextlib.nullcontext():
-            history = loop.run(initial_epoch, epochs, None if validation_data is None else validate, validation_freq)
+        with _preemptible() if checkpoints else contextlib.nullcontext():
+            history = restoring_servers(model, checkpoints, train) if restores else train(None)
     except BaseException as error:
-        for callback in callback_list.callbacks:  # first, since who cannot wait for the rest interrupts it again
-            if isinstance(callback, Checkpoint):
-                callback.preempted() if isinstance(error, Preempted) else callback.failed()
+        for checkpoint in checkpoints:  # first, since who cannot wait for the rest interrupts it again
+            checkpoint.preempted() if isinstance(error, Preempted) else checkpoint.failed()
         with contextlib.suppress(Exception):  # this error says more; the next call cancels what is left
-            prepared.dispatcher.cancel()
+            cancel(model)
         raise
-    if saves:
-        preemption.end_if_requested()  # it was asked to stop after the last step
+    if checkpoints:
+        session.current().preemption.end_if_requested()  # it was asked to stop after the last step
     default_fit_seed.end_call(model)
     return history
 

@@ -167,6 +167,15 @@ def history_of(callbacks: keras.callbacks.CallbackList) -> keras.callbacks.Histo
     return next(c for c in callbacks.callbacks if isinstance(c, keras.callbacks.History))
 
 
+def histories(epoch_logs: Mapping[int, Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """What `History` has of epochs with these logs, by their numbers."""
+    found: dict[str, list[Any]] = {}
+    for _, logs in sorted(epoch_logs.items()):
+        for name, value in logs.items():
+            found.setdefault(name, []).append(value)
+    return found
+
+
 def needs_batch_logs(
     strategy: tf.distribute.Strategy, callbacks: keras.callbacks.CallbackList, what: str = "training"
 ) -> bool:

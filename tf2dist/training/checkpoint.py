@@ -123,6 +123,8 @@ class Checkpoint(keras.callbacks.Callback):
         Returns:
           What was restored; None if there is no checkpoint, or only one of an earlier step than `start`.
         """
+        if self._state is not None:  # it was paused
+            self._end_status("training")
         self._writer.give_up(_FAILED_SECONDS)  # of an earlier training
         self._state, self._writes = state, collectives.peers(state.strategy)[1] == 0
         self._saved_step, self._saved_at = 0, time.monotonic()
@@ -312,6 +314,14 @@ class Checkpoint(keras.callbacks.Callback):
                 self._end_status("done")
             session.current().preemption.at_end(self._note_preemption)
         self._state = None
+
+    def pause(self) -> int:
+        """Notes that training stands still, and begins again from a checkpoint; what was begun is written before.
+
+        Returns the global step that it had reached.
+        """
+        self._writer.give_up(_FAILED_SECONDS)
+        return self._state.reached if self._state is not None else 0
 
     def preempted(self) -> None:
         """Says that training has ended since the job was asked to stop, and goes on when it is started again."""

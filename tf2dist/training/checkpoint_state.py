@@ -57,6 +57,9 @@ class TrainingState:
       zero_sums: the metric sums of no steps.
       global_step: returns the updates since epoch 0.
       changes_at_the_end: may a callback give the weights other values when all updates are made?
+
+    Attributes:
+      reached: the global step that was made last, as far as this process was told.
     """
 
     def __init__(
@@ -75,7 +78,7 @@ class TrainingState:
         self._zero_sums = [np.asarray(z, np.float64) for z in zero_sums]
         self._global_step = global_step
         self._epoch_sums = self._zero_sums
-        self._start = 0
+        self._start = self.reached = 0
 
     @property
     def global_step(self) -> int:
@@ -89,7 +92,7 @@ class TrainingState:
 
     def set_start(self, step: int) -> None:
         """Sets the global step at which this call of `fit` begins."""
-        self._start = step
+        self._start = self.reached = step
 
     @property
     def has_trained(self) -> bool:

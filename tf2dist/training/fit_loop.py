@@ -11,7 +11,7 @@ import keras
 
 from tf2dist.compat.model import forget_initial_epoch, initial_epoch, restored_variables
 from tf2dist.compat.optimizers import learning_rate_variables
-from tf2dist.errors import START_AGAIN
+from tf2dist.errors import START_AGAIN, CheckpointError
 from tf2dist.execution.dispatcher_interface import ExecutionResult
 from tf2dist.execution.steps_per_execution import StepsPerExecutionTuner
 from tf2dist.input.data_adapter import DataAdapter
@@ -19,6 +19,7 @@ from tf2dist.runtime import collectives, session
 from tf2dist.training import data_validation
 from tf2dist.training.callbacks import (
     has_batch_hooks,
+    histories,
     history_of,
     may_change_weights_at_the_end,
     needs_batch_logs,
@@ -42,6 +43,7 @@ class _Start:
       sums: metric sums of that epoch, if an earlier job has left it unfinished.
       is_over: has a callback stopped the training, in an earlier job that was preempted when it was over?
       epoch_has_begun: has an earlier job begun the first epoch?
+      was_restored: is it from a checkpoint?
     """
 
     step: int
@@ -49,6 +51,7 @@ class _Start:
     sums: MetricSums | None = None
     is_over: bool = False
     epoch_has_begun: bool = False
+    was_restored: bool = False
 
 
 class TrainingLoop:
@@ -61,6 +64,10 @@ class TrainingLoop:
       steps_per_epoch: updates in an epoch.
       tuner: chooses how many steps an execution takes.
       restores_epoch: has the first peer a callback that restores weights and epoch (`BackupAndRestore`)?
+      reached: the global step that was reached when servers were lost, and with them the values of the model's
+        variables, until a checkpoint is restored; None if they have values.
+      saves_first: is there to be a checkpoint when training begins?
+      epoch_logs: the logs of the epochs that have ended, in this call of `fit`, by their numbers: kept up to date.
     """
 
     def __init__(
@@ -72,9 +79,14 @@ class TrainingLoop:
         tuner: StepsPerExecutionTuner,
         *,
         restores_epoch: bool = False,
+        reached: int | None = None,
+        saves_first: bool = False,
+        epoch_logs: dict[int, dict[str, Any]] | None = None,
     ):
         self._prepared, self._data, self._callbacks = prepared, data, callbacks
         self._steps_per_epoch, self._tuner, self._restores_epoch = steps_per_epoch, tuner, restores_epoch
+        self._saves_first = saves_first
+        self._reached, self._epoch_logs = reached, {} if epoch_logs is None else epoch_logs
         self._model, self._dispatcher = prepared.model, prepared.dispatcher
         self._fails_on_nan = fails_on_nan(callbacks.callbacks)
         self._needs_batch_logs = needs_batch_logs(prepared.strategy, callbacks)
@@ -116,11 +128,17 @@ class TrainingLoop:
         model, callbacks = self._model, self._callbacks
         start = self._begin(first_epoch, epochs)
         self._state.set_start(start.step)
-        session.current().begin_training(first_epoch * self._steps_per_epoch, epochs * self._steps_per_epoch)
-        session.current().report_step(start.step)
+        for epoch in [epoch for epoch in self._epoch_logs if epoch >= start.epoch]:
+            del self._epoch_logs[epoch]  # it is made again
+        session.current().begin_training(
+            first_epoch * self._steps_per_epoch, epochs * self._steps_per_epoch, again=self._reached is not None
+        )
+        self._report_step(start.step)
         self._data.end_epoch()
         session.current().progress.compiles(reads_again=start.step > 0)
         stream = self._prepared.open_stream(self._data, start.step, epochs * self._steps_per_epoch)
+        if self._saves_first and not start.was_restored:
+            self._checkpoints[0].save(again=True)
         self._prepared.in_fit = True
         try:
             logs = {} if start.is_over else self._run_epochs(stream, start, epochs, validate, validation_freq)
@@ -134,7 +152,11 @@ class TrainingLoop:
         callbacks.on_train_end(logs)
         if self._checkpoints:
             self._note_that_all_is_saved()
-        return history_of(callbacks)
+        history = history_of(callbacks)
+        if self._reached is not None:  # it knows nothing of the epochs before
+            history.epoch = sorted(self._epoch_logs)
+            history.history = histories(self._epoch_logs)
+        return history
 
     def _run_epochs(
         self,
@@ -161,6 +183,7 @@ class TrainingLoop:
                     self._save_and_end(self._place((epoch + 1) * self._steps_per_epoch))
                 logs |= {f"val_{name}": value for name, value in (validated or {}).items()}
             callbacks.on_epoch_end(epoch, logs)
+            self._epoch_logs[epoch] = dict(logs)
             if model.stop_training:
                 break
         return logs
@@ -194,8 +217,21 @@ class TrainingLoop:
                 model.stop_training = True
             epoch = (found.global_step - ends) // self._steps_per_epoch
             has_begun = bool(steps) or ends or found.place.begins
-            start = _Start(found.global_step, epoch, sums, is_over, has_begun)
+            start = _Start(found.global_step, epoch, sums, is_over, has_begun, was_restored=True)
+        if self._reached is not None and not start.was_restored:
+            raise CheckpointError(
+                "parameter servers were lost, and no whole checkpoint of this training is left to go on from"
+            )
+        if self._reached is not None:
+            _log.warning(
+                "tf2dist: training goes on from update %d of the last checkpoint; %d updates after it were lost, and "
+                "are made again", start.step, max(0, self._reached - start.step),
+            )  # fmt: skip
         return start
+
+    def _report_step(self, step: int) -> None:
+        self._state.reached = step
+        session.current().report_step(step)
 
     @property
     def _max_in_flight(self) -> int:
@@ -218,7 +254,7 @@ class TrainingLoop:
             if finished > told:  # steps of an execution whose result is lost
                 session.current().progress.made()
                 self._callbacks.on_train_batch_end(finished - 1, sums.logs() if self._needs_batch_logs else None)
-            session.current().report_step(step)
+            self._report_step(step)
         self._data.end_epoch()
         if self._logged_steps < step - begin:
             _log.warning(
@@ -277,7 +313,7 @@ class TrainingLoop:
             if not result.steps:
                 continue
             progress.made()
-            session.current().report_step(end - self._steps_per_epoch + finished)
+            self._report_step(end - self._steps_per_epoch + finished)
             self._account(result)
             callbacks.on_train_batch_end(finished - 1, self._sums.logs() if self._needs_batch_logs else None)
 

@@ -52,6 +52,17 @@ def prepare(model: keras.Model, options: ParameterServer | None = None) -> Prepa
     return prepared
 
 
+def cancel(model: keras.Model) -> None:
+    """Ends what runs of a model that was prepared, and waits for its end."""
+    if known := vars(model).get(_PREPARED):
+        known.dispatcher.cancel()
+
+
+def forget(model: keras.Model) -> None:
+    """Forgets what was prepared of a model: its variables are others now."""
+    vars(model).pop(_PREPARED, None)
+
+
 class PreparedModel:
     """A model with its dispatcher, its step and their traces, kept until it is compiled anew.
 

@@ -56,8 +56,8 @@ class K8sBackend:
             "--max_restarts",
             type=int,
             metavar="N",
-            help="of the job when it has failed, and of workers in their place under parameter servers (default: 0, "
-            f"and {WORKER_RESTARTS} of workers)",
+            help="of the job when it has failed, and of workers and servers in their place under parameter servers "
+            f"(default: 0, and {WORKER_RESTARTS} of those)",
         )
         group.add_argument(
             "--grace",

@@ -235,6 +235,7 @@ def _processes(
             {**shared, **sharing.variables[str(place.task)], "TF_CONFIG": cluster.at(place.task).to_tf_config()},
             serves=layout.serves(place.task),
             coordinator=str(coordinator) if (coordinator := layout.coordinator_of(place.task)) else None,
+            is_needed=layout.coordinator_needs(place.task),
             address=None if place.host in _LOOPBACK else place.host,
         )
         for place in layout.placed

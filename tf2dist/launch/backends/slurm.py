@@ -30,13 +30,17 @@ _COUNTS = ("nodes", "cpus_per_task", "gpus_per_task")
 _TASK = """
 trap "asked=1" TERM
 exec 3>&2 2> /dev/null  # this shell would say what has killed a program
+needed=
 case " {workers} " in
-  *" $SLURM_PROCID "*) left={restarts} worker=$((SLURM_PROCID - {first})) ;;
+  *" $SLURM_PROCID "*) left={restarts} task="worker $((SLURM_PROCID - {first_worker}))" ;;
   *)
     "$@" 2>&3 3>&-
     status=$?
     [ "$SLURM_PROCID" != 0 ] || echo $status > "$TF2DIST_PREEMPTED_FILE.status"
     exit $status ;;
+esac
+case " {needed} " in
+  *" $SLURM_PROCID "*) needed=yes task="ps $((SLURM_PROCID - {first_ps}))" ;;
 esac
 while true; do
   "$@" 2>&3 3>&-
@@ -47,11 +51,12 @@ while true; do
   esac
   [ -z "$asked" ] || break
   if [ $left -eq 0 ]; then
-    echo "launch: worker $worker ended with status $status; it is not started again" >&3
+    [ -z "$needed" ] || exit $status
+    echo "launch: $task ended with status $status; it is not started again" >&3
     break
   fi
   left=$((left - 1))
-  echo "launch: worker $worker ended with status $status; it is started again ($left more to go)" >&3
+  echo "launch: $task ended with status $status; it is started again ($left more to go)" >&3
   sleep 1
 done
 trap "" TERM
@@ -113,8 +118,8 @@ class SlurmBackend:
             type=int,
             default=WORKER_RESTARTS,
             metavar="N",
-            help="how often each worker under parameter servers is started again in its place when it has failed "
-            f"(default: {WORKER_RESTARTS})",
+            help="how often each worker under parameter servers, and each server, is started again in its place "
+            f"when it has failed (default: {WORKER_RESTARTS})",
         )
         group.add_argument("--python", default=sys.executable, metavar="PATH", help="of every node (default: this one)")
         group.add_argument("--sbatch", action="append", default=[], metavar="OPTION", help="any other option of sbatch")
@@ -259,10 +264,11 @@ def _task(layout: Layout, restarts: int, end: str) -> str:
     numbers = [str(number) for number, task in enumerate(tasks) if layout.coordinator_of(task)]
     if not numbers:
         return ""
-    first = tasks.index(Task("worker", 0))
+    needed = [str(number) for number, task in enumerate(tasks) if layout.coordinator_needs(task)]
     return _TASK.format(
-        workers=" ".join(numbers), first=first, restarts=restarts, end=end, wrong=WRONG_COMMAND, again=START_AGAIN
-    )
+        workers=" ".join(numbers), needed=" ".join(needed), first_worker=tasks.index(Task("worker", 0)),
+        first_ps=tasks.index(Task("ps", 0)), restarts=restarts, end=end, wrong=WRONG_COMMAND, again=START_AGAIN,
+    )  # fmt: skip
 
 
 def _grace(options: argparse.Namespace) -> int:

@@ -198,6 +198,7 @@ class _RemoteJob:
                 {ssh_connection.ORDER: json.dumps(order)},
                 serves=layout.serves(place.task),
                 coordinator=str(coordinator) if (coordinator := layout.coordinator_of(place.task)) else None,
+                is_needed=layout.coordinator_needs(place.task),
                 lost_status=ssh_connection.LOST,
             )
             for order, place in zip(orders, layout.placed, strict=True)
