@@ -119,6 +119,36 @@ def test_upstream_connects_to_all_workers_or_none(tf, updates):
     assert updates.made[0] == ADDRESSES
 
 
+def test_servers_that_were_started_again_are_connected_to(tf, followed, updates):
+    """Workers keep what they hold, and are used meanwhile; one that was lost is none of those that are connected to."""
+    followed.handler.reconnect()
+    assert updates.made == [{0: "a:1", 1: "b:1"}]
+    assert followed.workers[0].did == followed.workers[1].did == []
+    assert followed.gate.enter(0)
+    followed.presence.starts = {0: 1, 1: 2}
+    followed.handler.reconnect()
+    assert updates.made[-1] == {0: "a:1"}
+
+
+@pytest.mark.parametrize("missing", ["server", "worker", "all"])
+def test_nothing_is_connected_to_while_a_server_is_silent(tf, followed, updates, missing):
+    """TensorFlow would wait for it, however long."""
+    followed.presence.servers_answer = missing != "server"
+    followed.presence.silent = {"server": set(), "worker": {1}, "all": {0, 1}}[missing]
+    with pytest.raises(tf.errors.UnavailableError, match="not all servers answer"):
+        followed.handler.reconnect()
+    assert updates.made == []
+
+
+def test_a_worker_does_not_join_while_a_parameter_server_is_missing(followed, updates):
+    followed.presence.servers_answer = False
+    followed.presence.become(w0=1, w1=1, w2=1)
+    assert stays(background(followed.gate.wait_until_open, 2, lambda: False))
+    assert updates.made == []
+    followed.presence.servers_answer = True
+    wait_until(lambda: followed.gate.enter(2))
+
+
 def test_a_worker_joins(followed, updates):
     assert followed.workers[2].did == ["lost"]  # what is made for all workers is made there when it comes
     assert not followed.gate.enter(2)

@@ -49,6 +49,16 @@ def test_a_job_that_is_ended_before_it_has_recovered():
     assert recovery.lines(130, 4.0)[0] == "stop worker 1 at 2.5 s and step 20: the job ended before it had recovered"
 
 
+def test_steps_that_are_made_again_in_the_same_attempt():
+    """It has said more of its steps after the fault, but those were lost, too."""
+    lost = (1.0, 1, 20), (2.0, "kill"), (2.1, 1, 24), (2.2, 1, 28), (5.0, 1, 10), (6.0, 1, 27)
+    recovery = seen(*lost)
+    assert outcomes(recovery) == [(20, None, 18)]
+    recovery = seen(*lost, (7.0, 1, 30))
+    assert outcomes(recovery) == [(20, 5.0, 18)]
+    assert (recovery.reached, recovery.steps) == (30, 30)
+
+
 def test_a_fault_in_the_last_execution():
     assert outcomes(seen((1.0, 1, 10), (2.5, "stop"), (3.0, 1, 14), 0)) == [(10, 0.5, 0)]
     assert outcomes(seen((1.0, 1, 10), (2.5, "stop"), 0)) == [(10, None, 0)]

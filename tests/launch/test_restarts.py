@@ -383,6 +383,60 @@ def test_a_worker_with_a_wrong_command_ends_the_job(run):
     assert (status, err.count("again")) == (2, 0)
 
 
+def test_a_server_that_its_coordinator_cannot_do_without_has_failed_first(run):
+    """The coordinator ends while the one in its place is about to start, or has started."""
+    for seconds in (0.3, 1.5):
+        code = f"""
+        if me == "ps 0" and not (here / "lost {seconds}").exists():
+            (here / "lost {seconds}").touch()
+            print("why", flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        if me == "chief 0":
+            wait_for("lost {seconds}")
+            time.sleep({seconds})
+            sys.exit(1)
+        time.sleep(1000)
+        """
+        status, _, err = run(code, "--ps=1", "--workers=1")
+        assert status == 137
+        assert "launch: ps 0 (pid " in err
+        assert err.endswith("failed first, killed by SIGKILL; its last lines:\n    why\n")
+
+
+def test_a_server_that_is_lost_takes_no_restart_of_the_job_from_it(run):
+    """What was lost with a server may be had by a restart of the whole job alone."""
+    code = """
+    if me == "ps 0" and not (here / "lost").exists():
+        (here / "lost").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    if me == "chief 0":
+        wait_for("lost")
+        if not (here / "again").exists():
+            (here / "again").touch()
+            time.sleep(1.5)
+            sys.exit(1)
+    """
+    status, _, err = run(code, "--ps=1", "--workers=1", "--max_restarts=1")
+    assert status == 0, err
+
+
+@pytest.mark.slow
+def test_a_coordinator_that_fails_long_after_a_server_was_lost_has_failed_itself(run):
+    code = """
+    if me == "ps 0" and not (here / "lost").exists():
+        (here / "lost").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    if me == "chief 0":
+        wait_for("lost")
+        time.sleep(12)
+        sys.exit(3)
+    time.sleep(1000)
+    """
+    status, _, err = run(code, "--ps=1", "--workers=1")
+    assert status == 3
+    assert "launch: chief 0 (pid " in err
+
+
 @pytest.mark.parametrize("lost", ["ps 0", "chief 0", "evaluator 0"])
 def test_the_loss_of_another_task_ends_the_job(run, lost):
     code = f"if me == {lost!r}: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(1000)"

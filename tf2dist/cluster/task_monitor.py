@@ -323,14 +323,14 @@ class LeaderMonitor:
             callback()
 
     def _handle_loss(self, connection: TaskConnection, why: str) -> None:
+        can_restore = self._can_restore
+        restores = can_restore is not None and can_restore()  # which may read files
         with self._changed:
             if connection.task not in self._lost:
                 self._lost.append(connection.task)
                 self._starts[connection.task] += 1
             lost, none_left = list(self._lost), self._policy.waits_for_workers(self._lost)
             said = connection.task in self._leaving | self._never_came  # that it goes, or nothing of it yet
-            can_restore = self._can_restore
-            restores = can_restore is not None and self._policy.is_server(connection.task) and can_restore()
             ends_job = self._policy.ends_job(lost, restores_servers=restores)
             begins_to_wait = none_left and not self.waits_for_workers and not ends_job
             self.waits_for_workers |= begins_to_wait

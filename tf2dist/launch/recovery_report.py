@@ -47,7 +47,7 @@ class Recovery:
     A job has recovered from a fault when it says that it has made more steps; or the second time, if it says so the
     first time as soon as without a fault, of an execution that had begun before. The last fault of an attempt that ends
     is taken for what has ended it: from that one the job has recovered when the next attempt has made more steps, and
-    what is made again was lost by it.
+    what is made again was lost by it. So it is where a call goes on from a checkpoint in the same attempt.
 
     Attributes:
       steps: how many this attempt has made, and those that were kept before; None before it has said so.
@@ -101,7 +101,10 @@ class Recovery:
         self._ends[call - 1] = found.earlier - sum(end for number, end in self._ends.items() if number < call - 1)
         self._before.pop(call - 1, None)
         if steps < self._ends.get(call, 0) and self.effects:  # it goes on from a checkpoint in the same attempt
-            self.effects[-1].lost_steps += self._ends[call] - steps
+            cause = self.effects[-1]
+            cause.lost_steps += self._ends[call] - steps
+            cause.recovery_seconds = cause.told = None
+            cause.goal = self.reached
         if call not in self._ends and (before := self._before.pop(call, 0)) > steps and self._cause:
             self._cause.lost_steps += before - steps
         self._ends[call] = steps
