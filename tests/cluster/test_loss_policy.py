@@ -32,7 +32,8 @@ def test_the_part_of_the_table_that_is_about_a_job():
     said = functools.partial(loss_policy.summary, has_servers=True)
     replaced = "when a worker is lost, the job goes on, and the task is started again in its place"
     restored = (
-        "when a ps is lost, the task is started again in its place, and training goes on from its last checkpoint"
+        "when a ps is lost, the task is started again in its place, and a fit with a Checkpoint goes on from it, else "
+        "the job ends"
     )
     assert said([CHIEF, *PS, *WORKERS, EVALUATOR], leader=CHIEF) == (
         f"when chief 0 or an evaluator is lost, the job ends; {restored}; {replaced}"

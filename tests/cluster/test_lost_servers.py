@@ -1,5 +1,7 @@
 """What a coordinator's monitor makes of the loss of a parameter server, and of its return."""
 
+import dataclasses
+
 import pytest
 
 from tests.threads import DEADLINE, background, stays, wait_until
@@ -46,14 +48,28 @@ def test_a_server_that_comes_back(servers, ended, capfd):
         servers.end()
         assert servers.lost_since(known, DEADLINE) == [PS[1]]
         assert servers.parameter_servers() == {PS[0]: 1}
-        waiting = background(servers.wait_for_parameter_servers)
+        assert servers.all_parameter_servers(0.01) is None
+        waiting = background(servers.all_parameter_servers, DEADLINE)
         assert stays(waiting)
         servers.come_back()
-        waiting.result(DEADLINE)
+        assert waiting.result(DEADLINE) == {PS[0]: 1, PS[1]: 2}
         assert servers.parameter_servers() == {PS[0]: 1, PS[1]: 2}
         assert servers.lost_since(known, 0.0) == [PS[1]]  # it holds nothing of what it held
     assert stays(ended, 0.5)  # nor is it waited for any more
     assert f"{GONE}; training goes on from its last checkpoint when it is back" in capfd.readouterr().err
+
+
+def test_a_worker_that_is_lost_while_a_server_is_away(servers, ended):
+    """Neither ends the job."""
+    servers.monitor._policy = dataclasses.replace(servers.monitor._policy, workers=frozenset(), workers_grace=DEADLINE)
+    with servers.restoring(lambda: True):
+        servers.end()
+        wait_until(lambda: servers.monitor.lost == PS[1:])
+        servers.end_worker()
+        wait_until(lambda: len(servers.monitor.lost) == 2)
+        assert stays(ended)
+        servers.come_back()
+        wait_until(lambda: servers.all_parameter_servers(0.0))
 
 
 def test_a_server_that_stays_away_ends_the_job(servers, ended):

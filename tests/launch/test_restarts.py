@@ -274,8 +274,8 @@ print("done")
     assert err.splitlines() == [
         "launch: worker 1 ended killed by SIGKILL; it is started again (2 more to go)",
         "launch: when chief 0 is lost, the job ends; when a worker is lost, the job goes on, and the task is started "
-        "again in its place; when a ps is lost, the task is started again in its place, and training goes on from its "
-        "last checkpoint",
+        "again in its place; when a ps is lost, the task is started again in its place, and a fit with a Checkpoint "
+        "goes on from it, else the job ends",
     ]
 
 
@@ -394,7 +394,7 @@ def test_a_server_that_its_coordinator_cannot_do_without_has_failed_first(run):
         if me == "chief 0":
             wait_for("lost {seconds}")
             time.sleep({seconds})
-            sys.exit(1)
+            sys.exit(93)
         time.sleep(1000)
         """
         status, _, err = run(code, "--ps=1", "--workers=1")
@@ -414,21 +414,21 @@ def test_a_server_that_is_lost_takes_no_restart_of_the_job_from_it(run):
         if not (here / "again").exists():
             (here / "again").touch()
             time.sleep(1.5)
-            sys.exit(1)
+            sys.exit(93)
     """
     status, _, err = run(code, "--ps=1", "--workers=1", "--max_restarts=1")
     assert status == 0, err
 
 
-@pytest.mark.slow
-def test_a_coordinator_that_fails_long_after_a_server_was_lost_has_failed_itself(run):
+def test_a_coordinator_that_fails_after_a_server_was_lost_may_have_failed_itself(run):
+    """With a status that says nothing of another task."""
     code = """
     if me == "ps 0" and not (here / "lost").exists():
         (here / "lost").touch()
         os.kill(os.getpid(), signal.SIGKILL)
     if me == "chief 0":
         wait_for("lost")
-        time.sleep(12)
+        time.sleep(0.5)
         sys.exit(3)
     time.sleep(1000)
     """

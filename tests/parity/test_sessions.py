@@ -236,7 +236,7 @@ def test_checkpoint_saver(hooked, tmp_path):
     }  # fmt: skip
     jobs, updates = {"ps": 1, "chief": 1, "worker": 2}, 10 * EVERY
     saved_here = cluster(saved_beside_workers_here, jobs, str(tmp_path / "ours"), updates)["chief 0"]
-    assert 0 < min(saved_here) < max(saved_here) == updates
+    assert 0 == min(saved_here) < max(saved_here) == updates  # with servers, which may be lost, it begins with one, too
     assert len(saved_here) > 2
     for name, (step, kernel) in saved_here.items():
         assert step == name

@@ -38,7 +38,7 @@ class OnLoss(enum.Enum):
     """What happens when a task is lost."""
 
     REPLACE = "the job goes on, and the task is started again in its place"
-    RESTORE = "the task is started again in its place, and training goes on from its last checkpoint"
+    RESTORE = "the task is started again in its place, and a fit with a Checkpoint goes on from it, else the job ends"
     END = "the job ends"
 
 

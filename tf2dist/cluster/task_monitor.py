@@ -126,7 +126,9 @@ class LeaderMonitor:
             lost = [connection for connection in self.connections if self._policy.is_server(connection.task)]
             lost = [connection for connection in lost if connection.task in self._lost]
         if lost and can_restore is None:
-            self._end_for(lost[0], self._first_loss.get(0.0) or f"{lost[0]} is gone")
+            # In a thread: the caller may be about to report an error of its own, which says more.
+            why = self._first_loss.get(0.0) or f"{lost[0]} is gone"
+            threading.Thread(target=self._end_for, args=(lost[0], why), name="monitor", daemon=True).start()
 
     def first_loss(self, limit: float = 0.0) -> str:
         """Returns which task was lost first, waiting `limit` seconds for a loss; empty if none is, or all are back."""
@@ -324,7 +326,7 @@ class LeaderMonitor:
 
     def _handle_loss(self, connection: TaskConnection, why: str) -> None:
         can_restore = self._can_restore
-        restores = can_restore is not None and can_restore()  # which may read files
+        restores = can_restore is not None and can_restore()
         with self._changed:
             if connection.task not in self._lost:
                 self._lost.append(connection.task)

@@ -6,6 +6,7 @@ give it another (keras-team/keras#20585 shows what one strategy does with variab
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -98,13 +99,14 @@ def make_anew(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
 
     Weights are NaN until they are restored. Random numbers and metrics are as in the beginning.
     """
-    seeds = {id(g.state): g._initial_seed for layer in layers_of(model) for g in layer._seed_generators}
+    generators = {id(g.state): g for layer in layers_of(model) for g in layer._seed_generators}
 
     def value_of(variable: keras.Variable) -> Any:
-        if id(variable) in seeds:
-            return np.array([seeds[id(variable)], 0], variable.dtype)
+        if generator := generators.get(id(variable)):
+            seed = generator._initial_seed  # without one, Keras draws it in this way, too
+            return np.array([random.randint(1, 10**9) if seed is None else seed, 0], variable.dtype)
         unknown = float("nan") if variable.dtype in _FLOATS else 0
-        return lambda: tf.fill(variable.shape, tf.cast(unknown, variable.dtype))
+        return lambda shape, dtype: tf.fill(shape, tf.cast(unknown, dtype))
 
     _make_again(model, strategy, lambda variable: True, value_of)
     for metric in (*all_metrics(model), *metrics_given_to_compile(model)):
@@ -143,11 +145,13 @@ def _make_again(
         for variable in sorted(moving, key=lambda v: id(v) in owned):  # weights first
             weight = _weight_of(variable, model.trainable_variables) if id(variable) in owned else None
             value = value_of(variable)
+            # By an initializer it is made where it is placed, and its size is known before.
+            initialize = variable._initialize_with_initializer if callable(value) else variable._initialize
             if weight is None:
-                variable._initialize(value)
+                initialize(value)
             else:
                 with strategy.extended.colocate_vars_with(weight._value):
-                    variable._initialize(value)
+                    initialize(value)
     for optimizer, known in zip(optimizers, keys, strict=True):
         optimizer._distribution_strategy = strategy
         for name in _KEYED:

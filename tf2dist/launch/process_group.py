@@ -15,10 +15,10 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from tf2dist.cluster.loss_policy import LOST_ANOTHER
+from tf2dist.cluster.loss_policy import LOST_ANOTHER, WORKERS_GRACE
 from tf2dist.errors import START_AGAIN
 from tf2dist.launch import signals
 from tf2dist.launch.console_output import STDERR, STDOUT, LineSplitter, OutputQueue, prefix
@@ -35,6 +35,7 @@ _MARK = "TF2DIST_JOB"  # in the environment of everything that a group starts
 _FORK_SERVER_GRACE = 10.0  # seconds past the last deadline after which the fork server itself is killed
 _CAUSE_GRACE = 10.0  # seconds for a process to end that another one has lost, and has ended for
 _HOST_GRACE = 20.0  # the same where it may be a connection to another host, which counts as lost only then
+_NEEDED_GRACE = WORKERS_GRACE + _CAUSE_GRACE  # for a coordinator to end that a process was started again for
 _LONGEST_POLL = 86400.0  # seconds; poll takes milliseconds of 32 bits
 _RESTART_DELAY = 1.0  # seconds before a failed worker is started again
 _WHOLE_PIPE = 1 << 20  # bytes; more than a pipe holds, so one read empties it
@@ -42,12 +43,13 @@ _WHOLE_PIPE = 1 << 20  # bytes; more than a pipe holds, so one read empties it
 
 @dataclass(frozen=True)
 class _End:
-    """How a process has ended, with the last lines that it has printed."""
+    """How a process has ended, with the last lines that it has printed, and when, by the monotonic clock."""
 
     name: str
     pid: int
     status: int
     tail: Sequence[bytes]
+    when: float = field(default_factory=time.monotonic)
 
 
 class ProcessGroup:
@@ -83,7 +85,7 @@ class ProcessGroup:
         self._reason = ""
         self._alive = True  # does the fork server run, and with it any process?
         self._failed: _End | None = None  # of the process that ended the group
-        self._needed: tuple[float, _End] | None = None  # when one was lost last that its coordinator needs
+        self._needed: list[_End] = []  # the last ones that were lost, if their coordinators need them
         self._victim: int | None = None  # the first that has ended since it has lost another one, which is awaited
         self._interrupted: signal.Signals | None = None  # by this signal to the launcher
         self._interrupted_at = 0.0  # by the monotonic clock
@@ -258,9 +260,11 @@ class ProcessGroup:
         if status == START_AGAIN:
             self._note_preemption(key)
         elif status != 0 and self._status is None and not self._goes_on_without(key, status, has_lost):
-            if self._needed and status != WRONG_COMMAND and time.monotonic() < self._needed[0] + self._cause_grace(key):
-                self._budget.put_back_worker()
-                self._end_for(self._needed[1])
+            needed = [end for end in self._needed if time.monotonic() < end.when + _NEEDED_GRACE]
+            if has_lost and not self._processes[key].serves and needed:
+                for _ in needed:
+                    self._budget.put_back_worker()
+                self._end_for(needed[0])
             else:
                 self._fail(key, has_lost)
         for other in [other for other in self._pending if self._coordinator_of(other) == key]:
@@ -353,8 +357,9 @@ class ProcessGroup:
         if not self._budget.take_worker():
             return False
         if self._processes[key].is_needed:
-            lost = _End(self._processes[key].name, self._pids[key], status, tuple(self._tails[key]))
-            self._needed = time.monotonic(), lost
+            self._needed.append(_End(self._processes[key].name, self._pids[key], status, tuple(self._tails[key])))
+        else:
+            self._needed.clear()  # what the coordinator ends for may be this one
         self._restarted.add(key)
         self._pending[key] = status
         left = self._budget.worker

@@ -16,10 +16,14 @@ class MonitoredServers:
     """A `compat.partial_recovery.WorkerPresence`: workers by their indices, with how often each has been started.
 
     And which parameter servers were lost, for who can go on without what they held.
+
+    Attributes:
+      generation: how often parameter servers were replaced.
     """
 
     def __init__(self, monitor: LeaderMonitor, cluster: Cluster) -> None:
         self._monitor, self._cluster = monitor, cluster
+        self.generation = 0
         self._all_parameter_servers = {task for task in cluster.tasks if task.job == "ps"}
 
     def present(self) -> dict[int, int]:
@@ -60,12 +64,18 @@ class MonitoredServers:
         now = _parameter_servers(found)
         return [task for task, starts in known.items() if now.get(task) != starts]
 
-    def wait_for_parameter_servers(self) -> None:
-        """Waits until all are there; the monitor ends the job if one is not in time."""
-        while self.parameter_servers().keys() != self._all_parameter_servers:
+    def all_parameter_servers(self, limit: float) -> dict[Task, int] | None:
+        """As `parameter_servers`, when all are there; None if one is not within `limit` seconds."""
+        found = _parameter_servers(
             self._monitor.wait_for_change(
-                lambda tasks: _parameter_servers(tasks).keys() == self._all_parameter_servers, 1.0
+                lambda tasks: _parameter_servers(tasks).keys() == self._all_parameter_servers, limit
             )
+        )
+        return found if found.keys() == self._all_parameter_servers else None
+
+    def note_restored(self) -> None:
+        """Notes that parameter servers were replaced, and connected to: what was traced before is of no use."""
+        self.generation += 1
 
     @contextlib.contextmanager
     def restoring(self, can_restore: Callable[[], bool]) -> Generator[None]:

@@ -34,6 +34,7 @@ from tf2dist.training.one_training_per_directory import StatusUpdates
 from tf2dist.training.status_file import STATUS_FILE, read_stopped_at, write_status
 
 _FAILED_SECONDS = 30.0  # to write what was begun, when training has failed
+_PAUSE_SECONDS = 600.0  # the same, when training is to go on from it
 
 _log = logging.getLogger("tf2dist")
 
@@ -109,6 +110,7 @@ class Checkpoint(keras.callbacks.Callback):
         self._status: StatusUpdates | None = None
         self._stopped_at: int | None = None  # the step of a training that is over, since a callback has stopped it
         self._damaged: list[str] = []  # to be set aside
+        self.can_restore = False  # has this training written a checkpoint, or gone on from one?
         self._writer = CheckpointWriter(in_background)
         self._best = None if keep_best is None else BestEpoch(keep_best, mode)
 
@@ -123,8 +125,8 @@ class Checkpoint(keras.callbacks.Callback):
         Returns:
           What was restored; None if there is no checkpoint, or only one of an earlier step than `start`.
         """
-        if self._state is not None:  # it was paused
-            self._end_status("training")
+        paused = self._status if self._state is not None else None
+        self.can_restore &= self._state is not None
         self._writer.give_up(_FAILED_SECONDS)  # of an earlier training
         self._state, self._writes = state, collectives.peers(state.strategy)[1] == 0
         self._saved_step, self._saved_at = 0, time.monotonic()
@@ -138,12 +140,17 @@ class Checkpoint(keras.callbacks.Callback):
             self._check_best(state)
             found = self._restore_newest(state, start, epochs)
             self._read_best()
+            self.can_restore |= found is not None
             step = -1 if found is None else found.global_step
             if found is not None and read_stopped_at(self.directory) == step:
                 found = dataclasses.replace(found, is_over=True)
             # After the check: a checkpoint of another model leaves the status as it was.
+            session.current().forget(self._process_fails)
+            session.current().preemption.forget(self.preempted)
             self._status = None
             with self._write_may_fail(), self._writing_status():
+                if paused is not None:
+                    paused.end("training")
                 self._status = StatusUpdates(self.directory)
             session.current().on_failure(self._process_fails)
             session.current().preemption.at_end(self.preempted)
@@ -237,6 +244,7 @@ class Checkpoint(keras.callbacks.Callback):
 
     def _write(self, snapshot: Snapshot) -> None:
         written = checkpoint_files.write_checkpoint(snapshot, self.directory, sharded=self.sharded)
+        self.can_restore = True
         checkpoint_files.keep_newest(self.directory, self.keep, written, self._damaged)
         self._damaged = []
 
@@ -318,10 +326,15 @@ class Checkpoint(keras.callbacks.Callback):
     def pause(self) -> int:
         """Notes that training stands still, and begins again from a checkpoint; what was begun is written before.
 
-        Returns the global step that it had reached.
+        Returns the global step that it had reached; -1 if it had not begun, or has ended.
         """
-        self._writer.give_up(_FAILED_SECONDS)
-        return self._state.reached if self._state is not None else 0
+        self._writer.give_up(_PAUSE_SECONDS)
+        return self._state.reached if self._state is not None else -1
+
+    @property
+    def saved_step(self) -> int | None:
+        """The step of the checkpoint that was due last; None if that could not be written."""
+        return None if self._is_missing else self._saved_step
 
     def preempted(self) -> None:
         """Says that training has ended since the job was asked to stop, and goes on when it is started again."""

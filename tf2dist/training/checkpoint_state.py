@@ -59,7 +59,7 @@ class TrainingState:
       changes_at_the_end: may a callback give the weights other values when all updates are made?
 
     Attributes:
-      reached: the global step that was made last, as far as this process was told.
+      reached: the global step that was made last, as far as this process was told; -1 before training has begun.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class TrainingState:
         self._zero_sums = [np.asarray(z, np.float64) for z in zero_sums]
         self._global_step = global_step
         self._epoch_sums = self._zero_sums
-        self._start = self.reached = 0
+        self._start, self.reached = 0, -1
 
     @property
     def global_step(self) -> int:

@@ -131,7 +131,9 @@ class TrainingLoop:
         for epoch in [epoch for epoch in self._epoch_logs if epoch >= start.epoch]:
             del self._epoch_logs[epoch]  # it is made again
         session.current().begin_training(
-            first_epoch * self._steps_per_epoch, epochs * self._steps_per_epoch, again=self._reached is not None
+            first_epoch * self._steps_per_epoch,
+            epochs * self._steps_per_epoch,
+            again=self._reached is not None and self._reached >= 0,
         )
         self._report_step(start.step)
         self._data.end_epoch()
@@ -182,8 +184,11 @@ class TrainingLoop:
                 if validated is None and self._dispatcher.asked_to_stop:
                     self._save_and_end(self._place((epoch + 1) * self._steps_per_epoch))
                 logs |= {f"val_{name}": value for name, value in (validated or {}).items()}
+            kept = history_of(callbacks).history
+            counts = {name: len(values) for name, values in kept.items()}
             callbacks.on_epoch_end(epoch, logs)
-            self._epoch_logs[epoch] = dict(logs)
+            # With what callbacks have added, as the learning rate.
+            self._epoch_logs[epoch] = {n: values[-1] for n, values in kept.items() if len(values) > counts.get(n, 0)}
             if model.stop_training:
                 break
         return logs

@@ -52,6 +52,12 @@ def prepare(model: keras.Model, options: ParameterServer | None = None) -> Prepa
     return prepared
 
 
+def _generation() -> int:
+    """How often parameter servers of this job were replaced."""
+    servers = session.current().servers
+    return servers.generation if servers is not None else 0
+
+
 def cancel(model: keras.Model) -> None:
     """Ends what runs of a model that was prepared, and waits for its end."""
     if known := vars(model).get(_PREPARED):
@@ -79,6 +85,7 @@ class PreparedModel:
         model_validation.check_options(model, options)
         self.model, self.options = model, options
         self._identity = keras_model.compile_identity(model)
+        self._generation = _generation()
         self.strategy = model.distribute_strategy
         self.dispatcher = choose_dispatcher(self.strategy, options)
         self._tuner = StepsPerExecutionTuner()
@@ -91,9 +98,9 @@ class PreparedModel:
         self._tried: list = []  # the same, of those of Keras that were tried on slices of a batch
 
     def is_current(self) -> bool:
-        """Whether the model is still the one that was prepared, not compiled again since."""
+        """Whether the model is still the one that was prepared, not compiled again since, on the same servers."""
         now = keras_model.compile_identity(self.model)
-        return all(a is b for a, b in zip(self._identity, now, strict=True))
+        return self._generation == _generation() and all(a is b for a, b in zip(self._identity, now, strict=True))
 
     def build(self, data: DataAdapter, step: str = "train_step") -> None:
         """Makes every variable, and checks that a step of the model can take this data.
