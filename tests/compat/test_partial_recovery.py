@@ -125,9 +125,19 @@ def test_servers_that_were_started_again_are_connected_to(tf, followed, updates)
     assert updates.made == [{0: "a:1", 1: "b:1"}]
     assert followed.workers[0].did == followed.workers[1].did == []
     assert followed.gate.enter(0)
+    followed.gate.leave(0)
+
+
+def test_a_worker_that_was_lost_with_a_server_is_used_when_it_is_back(followed, updates):
+    """Whichever of the two is connected to first."""
     followed.presence.starts = {0: 1, 1: 2}
     followed.handler.reconnect()
-    assert updates.made[-1] == {0: "a:1"}
+    assert updates.made[0] == {0: "a:1"}
+    assert followed.workers[1].did[0] == "lost"
+    wait_until(lambda: followed.gate.enter(1))
+    assert updates.made[-1] == {0: "a:1", 1: "b:1"}
+    assert followed.workers[1].did == ["lost", "recovered"]
+    assert followed.workers[0].did == []
 
 
 @pytest.mark.parametrize("missing", ["server", "worker", "all"])

@@ -19,11 +19,11 @@ def variables_on_both_servers(monkeypatch):
     monkeypatch.setenv("TF2DIST_ONE_SERVER_BYTES", "1")
 
 
-def trained(directory, seed, layout, names):
+def trained(directory, seed, layout, names, jobs="ps"):
     """What `tests.programs.lost_servers` has found, by case."""
     directory = directory / str(seed)
     directory.mkdir()
-    run_program(["--ps=2", *layout, "--max_restarts=100"], "lost_servers", directory, seed, *names, limit=500)
+    run_program(["--ps=2", *layout, "--max_restarts=100"], "lost_servers", directory, seed, jobs, *names, limit=500)
     found = json.loads((directory / "result.json").read_text())
     for name, result in found.items():
         assert result["killed"] == [0, 1], name
@@ -61,9 +61,12 @@ def test_weights_are_those_of_keras(tmp_path, layout, names, seed):
         check_equal_to_keras(name, result)
 
 
-def test_several_workers_learn_and_count(tmp_path):
+@pytest.mark.parametrize("jobs", ["ps", "ps,worker", "worker,ps"])
+def test_several_workers_learn_and_count(tmp_path, jobs):
+    """Also where a worker is lost together with each server, and is used when it is back."""
     names = ["averaged", "local steps"]
-    for name, result in trained(tmp_path, 3, ["--workers=2"], names).items():
+    for name, result in trained(tmp_path, 3, ["--workers=2"], names, jobs).items():
         losses = result["history"]["loss"]
         assert len(losses) == EPOCHS, name
         assert losses[-1] < 0.7 * losses[0], name
+        assert result["unused"] == [], name

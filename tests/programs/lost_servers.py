@@ -1,8 +1,9 @@
 """Run in every process of a parameter server job: trains models, and kills parameter servers meanwhile.
 
-python -m tests.programs.lost_servers OUT SEED CASE...
+python -m tests.programs.lost_servers OUT SEED JOBS CASE...
 
-The cases are those of `tests.lost_server_cases`. In each, servers are killed in turn, at moments that follow from SEED.
+The cases are those of `tests.lost_server_cases`. In each, servers are killed in turn, at moments that follow from SEED;
+JOBS is "ps", or "ps,worker" where a worker is killed with each server, and so on.
 """
 
 import json
@@ -17,7 +18,7 @@ import time
 import tf2dist
 
 strategy = tf2dist.join("ps")
-out, seed, names = pathlib.Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+out, seed, jobs, names = pathlib.Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3].split(","), sys.argv[4:]
 
 import keras  # noqa: E402
 
@@ -37,6 +38,14 @@ def pid_of(name):
         except OSError:
             continue
     return None
+
+
+def unused_workers():
+    """Those that are not used when they have had time to come back."""
+    end = time.monotonic() + 60
+    while (found := sorted(session.current().unused_workers())) and time.monotonic() < end:
+        time.sleep(0.1)
+    return found
 
 
 class Kills(keras.callbacks.Callback):
@@ -60,7 +69,8 @@ class Kills(keras.callbacks.Callback):
 
     def kill(self, server, seconds):
         time.sleep(seconds)
-        os.kill(pid_of(f"ps {server}"), signal.SIGKILL)
+        for job in jobs:
+            os.kill(pid_of(f"{job} {server}"), signal.SIGKILL)
         self.killed.append(server)
 
 
@@ -74,5 +84,6 @@ for name in names:
     history = tf2dist.fit(model, **arguments(rows()), epochs=EPOCHS, callbacks=[saved, kills], verbose=0, **options)
     found[name] = outcome(model, history) | {
         "killed": sorted(kills.killed), "begun": kills.begun, "updates": tf2dist.updates(model),
+        "unused": unused_workers(),
     }  # fmt: skip
 (out / "result.json").write_text(json.dumps(found))

@@ -171,12 +171,17 @@ class PartialRecovery(cluster_coordinator.WorkerPreemptionHandler):
         Raises:
           tf.errors.OpError: a server cannot be connected to.
         """
+        running = self._gate.close(self._lost(self._presence.present()), _FAILURE_SECONDS)
         with self._cluster_update_lock:
-            present = self._presence.present()
-            kept = {worker: starts for worker, starts in self._connected.items() if present.get(worker) == starts}
+            lost = self._lost(self._presence.present())
+            kept = {worker: starts for worker, starts in self._connected.items() if worker not in lost}
             if not kept or self._presence.answer(kept) != kept or not self._presence.parameter_servers_answer():
                 raise tf.errors.UnavailableError(None, None, "not all servers answer")
+            if any(self._gate.is_open(worker) for worker in lost):
+                raise tf.errors.UnavailableError(None, None, "another worker was lost meanwhile")
+            self._park(lost - self._failed - running)
             self._update(kept, set())
+        self._cluster_due_for_update_or_finish.set()  # those that were lost may be back
 
     def wait_until_recovered(self, wait: Callable[[float], object]) -> None:
         """Waits, by `wait(seconds)`, until this thread's worker is connected, or the servers are lost.
@@ -212,7 +217,7 @@ class PartialRecovery(cluster_coordinator.WorkerPreemptionHandler):
     def _look(self) -> bool:
         """Looks who is there, and connects to new workers; returns whether nothing is left to be done."""
         present = self._presence.wait_for_change(self._seen, _NOTICE_SECONDS)
-        lost = {worker for worker, starts in self._connected.items() if present.get(worker) != starts}
+        lost = self._lost(present)
         self._unlike -= lost
         running = self._gate.close(lost, _FAILURE_SECONDS)
         with self._cluster_update_lock:
@@ -228,6 +233,10 @@ class PartialRecovery(cluster_coordinator.WorkerPreemptionHandler):
             self._rounds += 1
             self._worker_up_cond.notify_all()
         return is_done
+
+    def _lost(self, present: Starts) -> set[int]:
+        """Which workers TensorFlow is connected to that are not there, or were started again."""
+        return {worker for worker, starts in self._connected.items() if present.get(worker) != starts}
 
     def _connect(self, present: Starts, new: set[int], again: bool) -> bool:
         """Connects to the workers that are there; returns whether it has, to all of them.

@@ -84,7 +84,7 @@ def restoring_servers(
                     )  # fmt: skip
                     if ended and any(checkpoint.saved_step == step for checkpoint in checkpoints):
                         return ended[0]  # nothing that it has made was lost
-                    lost = []
+                    lost, ended = [], []
                 ended = [train(reached)]
                 lost = servers.lost_since(known, 0.0)
                 if not lost:
@@ -124,7 +124,8 @@ def _connect_again(model: keras.Model, servers: MonitoredServers, known: Mapping
     session.current().free_workers = lambda: None  # by tokens on servers, which are lost
     WorkerPool(strategy).cancel()
     _until_connected(lambda: reconnect(strategy), servers, known)
-    _until_connected(lambda: check_connections(strategy, servers.present()), servers, known)
+    used = lambda: servers.present().keys() - session.current().unused_workers()  # noqa: E731
+    _until_connected(lambda: check_connections(strategy, used()), servers, known)
     servers.note_restored()
     forget(model)
     gc.collect()  # not before: TensorFlow logs an error for each function that it cannot remove from a server
