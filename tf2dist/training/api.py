@@ -220,6 +220,8 @@ def fit(
         model.stop_training = False
         return loop.run(initial_epoch, epochs, None if validation_data is None else validate, validation_freq)
 
+    if session.current().is_evaluator:
+        return train(None)
     try:
         with _preemptible() if checkpoints else contextlib.nullcontext():
             history = restoring_servers(model, checkpoints, train) if restores else train(None)
