@@ -403,35 +403,36 @@ def test_a_server_that_its_coordinator_cannot_do_without_has_failed_first(run):
         assert err.endswith("failed first, killed by SIGKILL; its last lines:\n    why\n")
 
 
+SERVER_LOST_ONCE = """
+if me == "ps 0" and not (here / "lost").exists():
+    (here / "lost").touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
 def test_a_server_that_is_lost_takes_no_restart_of_the_job_from_it(run):
     """What was lost with a server may be had by a restart of the whole job alone."""
-    code = """
-    if me == "ps 0" and not (here / "lost").exists():
-        (here / "lost").touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    if me == "chief 0":
-        wait_for("lost")
-        if not (here / "again").exists():
-            (here / "again").touch()
-            time.sleep(1.5)
-            sys.exit(93)
-    """
+    code = f"""{SERVER_LOST_ONCE}
+if me == "chief 0":
+    wait_for("lost")
+    if not (here / "again").exists():
+        (here / "again").touch()
+        time.sleep(1.5)
+        sys.exit(93)
+"""
     status, _, err = run(code, "--ps=1", "--workers=1", "--max_restarts=1")
     assert status == 0, err
 
 
 def test_a_coordinator_that_fails_after_a_server_was_lost_may_have_failed_itself(run):
     """With a status that says nothing of another task."""
-    code = """
-    if me == "ps 0" and not (here / "lost").exists():
-        (here / "lost").touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    if me == "chief 0":
-        wait_for("lost")
-        time.sleep(0.5)
-        sys.exit(3)
-    time.sleep(1000)
-    """
+    code = f"""{SERVER_LOST_ONCE}
+if me == "chief 0":
+    wait_for("lost")
+    time.sleep(0.5)
+    sys.exit(3)
+time.sleep(1000)
+"""
     status, _, err = run(code, "--ps=1", "--workers=1")
     assert status == 3
     assert "launch: chief 0 (pid " in err

@@ -1,4 +1,4 @@
-"""How often failed processes are started again: workers of parameter servers in their place, and whole jobs."""
+"""How often failed processes are started again: workers and parameter servers in their place, and whole jobs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class RestartBudget:
     """The restarts that are left.
 
     Attributes:
-      worker: how many times a worker may still be started again in its place, all workers together.
+      worker: how many times a worker, or a parameter server, may still be started again in its place, all together.
       job: how many times the whole job may still be started again.
       shared: does every restart count for both?
       preemption: how many times the whole job may still be started again since it was preempted.
