@@ -9,7 +9,13 @@ import pytest
 
 from tests.threads import DEADLINE, background, stays
 from tf2dist.cluster import heartbeat
-from tf2dist.cluster.heartbeat import TaskConnection, TaskLostError, sending_heartbeats, wait_until_done
+from tf2dist.cluster.heartbeat import (
+    CountedAsLostError,
+    TaskConnection,
+    TaskLostError,
+    sending_heartbeats,
+    wait_until_done,
+)
 from tf2dist.cluster.spec import Task
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("ended")]
@@ -218,8 +224,25 @@ class TestServeUntilDone:
         other.say("late")
         other.end()
         lost = "chief 0 at chief0:2222 counts this task as lost: it gave no sign of life for 60 s"
-        with pytest.raises(TaskLostError, match=lost):
+        with pytest.raises(CountedAsLostError, match=lost):
             wait_until_done(line)
+
+    def test_only_a_coordinator_that_goes_on_counts_it_as_lost(self, connect):
+        """Of one that is gone a server saves what it holds."""
+        line, other = connect("chief", 0)
+        other.end()
+        with pytest.raises(TaskLostError) as lost:
+            wait_until_done(line)
+        assert not isinstance(lost.value, CountedAsLostError)
+
+    def test_what_it_holds(self, connect):
+        line, other = connect("chief", 0)
+        kept = []
+        serving = background(wait_until_done, line, on_kept=lambda *numbers: kept.append(numbers))
+        other.say(f"keeps {2**64 - 1} 3", "keeps 0 0", "keeps", "keeps 1", f"keeps {10**20} 0", "done")
+        other.end()
+        assert serving.result(DEADLINE) == 0
+        assert kept == [(2**64 - 1, 3), (0, 0)]
 
     def test_gives_signs_of_life_until_it_is_done(self, connect, lively):
         line, other = connect("chief", 0)

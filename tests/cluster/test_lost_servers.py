@@ -24,6 +24,7 @@ def servers(lead, connect):
     monitor = lead(*lines, policy=policy, find_replacement=lambda task, over: next(found, None))
     servers = MonitoredServers(monitor, CLUSTER)
     servers.monitor = monitor
+    servers.others = [lines[0][1], lines[1][1]]
     servers.end, servers.end_worker = lines[1][1].end, lines[2][1].end
     servers.come_back = lambda: back[1].say("ready")
     return servers
@@ -38,6 +39,11 @@ def test_a_loss_ends_the_job_before_there_is_a_checkpoint(servers, ended):
     with servers.restoring(lambda: False):
         servers.end()
         assert ended.result(DEADLINE) == GONE
+
+
+def test_servers_are_told_what_they_hold(servers):
+    servers.note_kept(2**63, 1)
+    assert [other.next(besides=["go", "ping"]) for other in servers.others] == [f"keeps {2**63} 1"] * 2
 
 
 def test_a_server_that_comes_back(servers, ended, capfd):

@@ -241,11 +241,11 @@ def test_an_update_with_a_loop_is_cancelled_with_its_worker(tf, strategy, monkey
         held = AlwaysHeld(lambda: tf.constant(True))
         tf.function(lambda loops=loops, held=held: counter.apply(loops, [], 1, held), autograph=False)()
         counter.settle()
-        counter._under_way.assign_add(1)
+        counter.under_way.assign_add(1)
         with pytest.raises(TrainingError) as failed:
             counter.settle()
         assert ("tf.while_loop" in str(failed.value)) == (loops is turns)
-        counter._under_way.assign_sub(1)
+        counter.under_way.assign_sub(1)
 
 
 def test_with_several_servers_an_update_is_counted_when_all_is_there(tf, strategy):
@@ -304,7 +304,7 @@ def test_a_refused_update_at_the_wrong_time_hides_no_other(tf, strategy, monkeyp
     from tf2dist.parameter_server import update_counter
 
     counter = update_counter.UpdateCounter(strategy)
-    counter._under_way.assign_add(1)
+    counter.under_way.assign_add(1)
     counter.snapshot()
     monkeypatch.setattr(update_counter, "_SETTLE_SECONDS", 0.1)
     with pytest.raises(TrainingError, match="has begun 1 updates"):
@@ -345,7 +345,7 @@ def test_updates_that_wait_for_each_other_are_waited_for(tf, strategy, monkeypat
             pass_time(0.201)
             return max(0, 4 - len(looks) // 4)  # another one has ended after four looks
 
-    counter._under_way = UnderWay()
+    counter.under_way = UnderWay()
     counter.in_one_call = True
     counter.abandon()
     assert len(looks) == 16  # the first without one
@@ -361,7 +361,7 @@ def test_an_update_that_a_server_does_not_end_is_named(tf, strategy, monkeypatch
 
     counter = update_counter.UpdateCounter(strategy)
     counter.settle()
-    counter._under_way.assign_add(2)
+    counter.under_way.assign_add(2)
     monkeypatch.setattr(update_counter, "_SETTLE_SECONDS", 0.1)
     with pytest.raises(TrainingError, match="CPU:0 has begun 2 updates of workers that are lost, and not ended them"):
         counter.settle()

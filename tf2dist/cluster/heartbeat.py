@@ -6,7 +6,8 @@ that the job is done, and each side notices at once when the other one has ended
 
 Messages, one a line: `go` (all tasks are there: start), `ready` (a server serves), `ping`, `bye N` (a peer has
 ended its program after N calls of `fit`, `evaluate` and `predict`), `again` (before that: since the job was preempted),
-`raised N` (a peer has left the Nth of these calls by an exception),
+`raised N` (a peer has left the Nth of these calls by an exception), `keeps N K` (parameter servers hold a training, in
+TensorFlow's context N, which server K is to save should the coordinator be lost; 0 for none any more),
 `preempt` (a task was asked to stop), `accept` or `refuse` (the coordinator's answer to a server: the job saves and
 ends, or goes on), `done` (the job is over), `done N` (and all tasks end with status N), `late` (the leader counts this
 task as lost, since nothing came from it for the grace period). Of a job that may stall (`stalls`): `stalled` (a peer
@@ -30,13 +31,17 @@ from tf2dist.system.tcp_sockets import keep_through_cuts, outlive_cut_networks, 
 PING_INTERVAL = 5.0  # seconds between two heartbeats
 GRACE = 60.0  # seconds without a message after which a task counts as lost; a stopped or overloaded host can be late
 SILENCE = 15.0  # seconds without a message after which the leader says whom the job may wait for
-_MESSAGE = re.compile(rb"(state)(?: \d{1,9}){4}|([a-z]+)(?: \d{1,9})?")
+_MESSAGE = re.compile(rb"(state)(?: \d{1,9}){4}|(keeps) \d{1,20} \d{1,9}|(?!keeps)([a-z]+)(?: \d{1,9})?")
 _LONGEST = 64  # bytes, more than any message has
 _EXIT_TIMEOUT = 30.0  # seconds that a coordinator gets to exit after it has sent that the job is done
 
 
 class TaskLostError(ConnectionError):
     """Another task has ended, or has sent nothing for longer than the grace period."""
+
+
+class CountedAsLostError(TaskLostError):
+    """The other task counts this one as lost, and goes on without it."""
 
 
 class TaskConnection:
@@ -83,8 +88,10 @@ class TaskConnection:
                 line, self._buffer = self._buffer.split(b"\n", 1)
                 found = _MESSAGE.fullmatch(line)
                 if line == b"late":
-                    raise TaskLostError(f"{self} counts this task as lost: it gave no sign of life for {GRACE:g} s")
-                if found and (found[1] or found[2]).decode() in messages:
+                    raise CountedAsLostError(
+                        f"{self} counts this task as lost: it gave no sign of life for {GRACE:g} s"
+                    )
+                if found and (found[1] or found[2] or found[3]).decode() in messages:
                     return line.decode()
             self._buffer = self._buffer[:_LONGEST]  # the beginning of a line that goes on, and is none of ours
             left = GRACE if deadline is None else min(GRACE, deadline - time.monotonic())
@@ -179,6 +186,7 @@ def wait_until_done(
     connection: TaskConnection,
     on_answer: Callable[[bool], object] = lambda accepted: None,
     on_request: Callable[[str], object] = lambda message: None,
+    on_kept: Callable[[int, int], object] = lambda context, saver: None,
 ) -> int:
     """Waits, in a server, until the job is done and the coordinator has ended; returns the status to end with.
 
@@ -188,15 +196,18 @@ def wait_until_done(
       connection: to the coordinator.
       on_answer: called with whether the coordinator ends the job, when it has answered `preempt`.
       on_request: called with `ask` or `stacks`, when the coordinator has sent that.
+      on_kept: called with the two numbers of `keeps`.
 
     Raises:
       TaskLostError: the coordinator ended before the job was done, or sent nothing for the grace period.
     """
     with sending_heartbeats([connection]):
-        expected = "done", "accept", "refuse", "ask", "stacks"
+        expected = "done", "accept", "refuse", "ask", "stacks", "keeps"
         while (message := connection.receive(*expected).partition(" "))[0] != "done":
             if message[0] in ("ask", "stacks"):
                 on_request(message[0])
+            elif message[0] == "keeps":
+                on_kept(*map(int, message[2].split()))
             else:
                 on_answer(message[0] == "accept")
     connection.wait_until_ended(_EXIT_TIMEOUT)

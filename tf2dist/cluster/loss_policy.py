@@ -2,7 +2,7 @@
 
 | task | under parameter servers | in lockstep (multiworker) | jobs of other names (`tf2dist.connect`) |
 | --- | --- | --- | --- |
-| coordinator (chief, or worker 0 without one) | ends the job | - | ends the job |
+| coordinator (chief, or worker 0 without one) | ends the job, whose servers save what they hold | - | ends the job |
 | worker | is started again; the job goes on meanwhile | ends the job | ends the job |
 | ps | is started again; a training with a Checkpoint goes on from it, else the job ends | - | ends the job |
 | peer (chief or worker) | - | ends the job | - |

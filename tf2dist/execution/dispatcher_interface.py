@@ -8,11 +8,12 @@ one trace serves every length.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+import tensorflow as tf
 
 from tf2dist.execution.predict_step import PredictStep
 from tf2dist.execution.train_step_interface import TrainStep
@@ -38,6 +39,25 @@ class ExecutionResult:
     given_back: int = 0
 
 
+@dataclass(frozen=True)
+class CountsOnServers:
+    """The variables on one parameter server that say how far a training is.
+
+    Attributes:
+      updates: i64[], as `Dispatcher.global_step`.
+      under_way: i64[], updates that were begun and did not end.
+      never_ended: how many of these never will, of trainings that have failed.
+      tokens: i64[n], counts of fencing tokens, without which no update is made; None where none are used.
+      followers: an optimizer's own counts, anywhere, which go up with `updates`.
+    """
+
+    updates: tf.Variable
+    under_way: tf.Variable
+    never_ended: int
+    tokens: tf.Variable | None
+    followers: Sequence[tf.Variable]
+
+
 class Dispatcher(Protocol):
     """Runs executions, or schedules them on workers. It makes exactly as many updates as its caller asks for."""
 
@@ -52,6 +72,11 @@ class Dispatcher(Protocol):
     @property
     def global_step(self) -> int:
         """Updates that were applied, counted from the beginning of the data (`start` of `open_stream` included)."""
+        ...
+
+    @property
+    def counts_on_servers(self) -> CountsOnServers | None:
+        """Where the updates of an execution that was compiled are counted; None if this process counts them."""
         ...
 
     @property

@@ -58,6 +58,11 @@ class ReplicaDispatcher:
         return self._global_step
 
     @property
+    def counts_on_servers(self) -> None:
+        """See `Dispatcher`."""
+        return None
+
+    @property
     def asked_to_stop(self) -> bool:
         """See `Dispatcher`. Peers tell each other in executions, so a request waits for the end of the next one."""
         return self._agreement.asked_to_stop if self._peers > 1 else session.current().preemption.stops_training

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tf2dist.compat.optimizers import update_counters
 from tf2dist.errors import UsageError
-from tf2dist.execution.dispatcher_interface import ExecutionResult
+from tf2dist.execution.dispatcher_interface import CountsOnServers, ExecutionResult
 from tf2dist.execution.predict_step import PredictStep
 from tf2dist.execution.train_step_interface import TrainStep
 from tf2dist.input.batch_slicing import one_slice_an_element
@@ -88,6 +88,14 @@ class AsynchronousDispatcher:
     def global_step(self) -> int:
         """See `Dispatcher`."""
         return self._updates.value
+
+    @property
+    def counts_on_servers(self) -> CountsOnServers:
+        """See `Dispatcher`."""
+        updates = self._updates
+        return CountsOnServers(
+            updates.variable, updates.under_way, updates.never_ended, self._tokens.counts, updates.followers
+        )
 
     @property
     def asked_to_stop(self) -> bool:

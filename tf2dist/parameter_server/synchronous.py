@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf2dist.errors import UsageError
-from tf2dist.execution.dispatcher_interface import ExecutionResult
+from tf2dist.execution.dispatcher_interface import CountsOnServers, ExecutionResult
 from tf2dist.execution.predict_step import PredictStep
 from tf2dist.execution.train_step_interface import TrainStep
 from tf2dist.input.batch_groups import single_batches
@@ -103,6 +103,11 @@ class SynchronousDispatcher:
     def global_step(self) -> int:
         """See `Dispatcher`."""
         return self._updates.value
+
+    @property
+    def counts_on_servers(self) -> CountsOnServers:
+        """See `Dispatcher`. This process makes the updates, and none without it."""
+        return CountsOnServers(self._updates.variable, self._updates.under_way, self._updates.never_ended, None, ())
 
     @property
     def asked_to_stop(self) -> bool:

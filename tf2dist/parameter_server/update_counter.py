@@ -38,16 +38,16 @@ class UpdateCounter:
             self.variable = tf.Variable(tf.zeros([], tf.int64), trainable=False, name="applied_updates")
             with strategy.extended.colocate_vars_with(self.variable):
                 # Calls of the server itself: begun and not ended.
-                self._under_way = tf.Variable(tf.zeros([], tf.int64), trainable=False, name="updates_under_way")
-        self._others: Sequence[tf.Variable] = ()
+                self.under_way = tf.Variable(tf.zeros([], tf.int64), trainable=False, name="updates_under_way")
+        self.followers: Sequence[tf.Variable] = ()
         self._before: list[int] = []
-        self._never_ended = 0  # updates under way of trainings that ended with their error
+        self.never_ended = 0  # updates under way of trainings that ended with their error
         self._has_loop = False  # in an update that is a call of the server
         self.in_one_call = False
 
     def follow(self, counters: Sequence[tf.Variable]) -> None:
         """Sets the optimizer's counters, which go up by one an update."""
-        self._others = counters
+        self.followers = counters
 
     @property
     def value(self) -> int:
@@ -123,12 +123,12 @@ class UpdateCounter:
         @called_by_server
         def call():
             with tf.device(self.variable.device), _held(mutex):
-                begun = self._under_way.assign_add(1, read_value=False)
+                begun = self.under_way.assign_add(1, read_value=False)
                 with tf.control_dependencies([begun]):
                     found = tf.cond(is_valid(), made, lambda: tf.constant(False))
                 answers = _answered(found, answer)  # under the mutex: no other worker's update is half in it
                 with tf.control_dependencies(answers):
-                    ended = self._under_way.assign_sub(1, read_value=False)
+                    ended = self.under_way.assign_sub(1, read_value=False)
                 with tf.control_dependencies([ended]):
                     return [tf.identity(t) for t in answers]
 
@@ -150,7 +150,7 @@ class UpdateCounter:
 
     def abandon(self) -> None:
         """Waits for the last updates of a training that has failed, when no worker is at it; then all counts agree."""
-        self._never_ended += self._wait(_ABANDON_SECONDS)
+        self.never_ended += self._wait(_ABANDON_SECONDS)
         self.correct_others()
 
     def _wait(self, limit: float) -> int:
@@ -163,7 +163,7 @@ class UpdateCounter:
         still = 0.0 if self.in_one_call else _STILL_SECONDS
         deadline, last, count, since = time.monotonic() + limit, 0, self.value, time.monotonic()
         while True:
-            under_way = max(0, int(self._under_way.numpy()) - self._never_ended)
+            under_way = max(0, int(self.under_way.numpy()) - self.never_ended)
             now = self.value
             if under_way or now != count:
                 count, since = now, time.monotonic()
@@ -177,13 +177,13 @@ class UpdateCounter:
 
     def snapshot(self) -> None:
         """Remembers all counts. Only while no valid update is under way."""
-        self._never_ended = min(self._never_ended, int(self._under_way.numpy()))
-        self._before = [int(counter.numpy()) for counter in (self.variable, *self._others)]
+        self.never_ended = min(self.never_ended, int(self.under_way.numpy()))
+        self._before = [int(counter.numpy()) for counter in (self.variable, *self.followers)]
 
     def correct_others(self) -> None:
         """Makes the optimizer's counters go up by as much as this one has since the snapshot."""
         applied = self.value - self._before[0]
-        for counter, before in zip(self._others, self._before[1:], strict=True):
+        for counter, before in zip(self.followers, self._before[1:], strict=True):
             counter.assign(before + applied)
 
 

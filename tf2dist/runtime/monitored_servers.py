@@ -77,6 +77,15 @@ class MonitoredServers:
         """Notes that parameter servers were replaced, and connected to: what was traced before is of no use."""
         self.generation += 1
 
+    def note_kept(self, context: int, saver: int) -> None:
+        """Tells the parameter servers what they hold, which one of them saves should this process be lost.
+
+        Args:
+          context: the number of TensorFlow's context that it is in; 0 where they hold nothing any more.
+          saver: the index of the server that is to save it.
+        """
+        self._monitor.note_kept(context, saver)
+
     @contextlib.contextmanager
     def restoring(self, can_restore: Callable[[], bool]) -> Generator[None]:
         """Inside, a parameter server may be lost as long as `can_restore()`: who has called this makes up for it."""

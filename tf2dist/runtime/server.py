@@ -14,7 +14,7 @@ import time
 from typing import NoReturn
 
 from tf2dist.cluster import heartbeat, rendezvous, stall_diagnosis
-from tf2dist.cluster.heartbeat import TaskConnection, TaskLostError
+from tf2dist.cluster.heartbeat import CountedAsLostError, TaskConnection, TaskLostError
 from tf2dist.cluster.loss_policy import status_after_loss
 from tf2dist.cluster.roles import leader_of
 from tf2dist.cluster.spec import Cluster, Task
@@ -51,6 +51,7 @@ def serve(cluster: Cluster, limit: float | None = None, preemption: Preemption |
     with heartbeat.sending_heartbeats([connection]):  # on a slow host the import alone takes longer than their grace
         tf = import_tensorflow()
         from tf2dist.runtime import devices, tensorflow_config_proto
+        from tf2dist.runtime.emergency_checkpoint import KeptTraining
 
         if cluster.task.job == "worker":
             devices.check_given_gpus()
@@ -64,9 +65,19 @@ def serve(cluster: Cluster, limit: float | None = None, preemption: Preemption |
     if preemption.by_signal:
         SigtermHandler(request.ask, lambda: None).install()
     connection.send("ready")
-    status = heartbeat.wait_until_done(
-        connection, request.answered, lambda message: stall_diagnosis.answer(connection, message, None)
-    )
+    kept = KeptTraining(cluster)
+    try:
+        status = heartbeat.wait_until_done(
+            connection, request.answered, lambda message: stall_diagnosis.answer(connection, message, None), kept.note
+        )
+    except CountedAsLostError:
+        raise  # the coordinator goes on, on the server that is in the place of this one
+    except TaskLostError:
+        if kept.exists:
+            request.wait_no_longer()
+            SigtermHandler(lambda: True, lambda: None).install()
+            kept.save()
+        raise
     del server  # it cannot be stopped; it ends with the process
     return status
 
@@ -92,6 +103,10 @@ class _StopRequest:
         self._answered.set()
         if self._asked and not accepted:
             linux.end_by(signal.SIGTERM)
+
+    def wait_no_longer(self) -> None:
+        """Has the signal end nothing any more: the coordinator is lost, and this server ends anyway."""
+        self._answered.set()
 
     def _wait(self) -> None:
         if not self._answered.wait(_ANSWER_LIMIT):

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import secrets
+import shutil
 import tempfile
 from collections.abc import Generator
 from typing import Any
@@ -56,6 +57,29 @@ def flush_directory(folder: str) -> None:
     """Makes the names in a directory durable, where the file system can; the files are in place in any case."""
     with contextlib.suppress(OSError):
         flush(folder)
+
+
+def put_in_place(unfinished: str, path: str) -> None:
+    """Renames a finished directory; one of that name is there until the new one is.
+
+    Where the process ends in between it is called `.NAME.replaced`, beside.
+
+    Raises:
+        OSError: it cannot be renamed, and all is as it was.
+    """
+    folder, name = os.path.split(path)
+    replaced = os.path.join(folder, f".{name}.replaced")
+    if os.path.isdir(path):
+        shutil.rmtree(replaced, ignore_errors=True)
+        os.rename(path, replaced)
+    try:
+        os.rename(unfinished, path)
+    except BaseException:
+        if os.path.isdir(replaced) and not os.path.isdir(path):
+            os.rename(replaced, path)
+        raise
+    flush_directory(folder)
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def save(model: Any, path: str) -> None:

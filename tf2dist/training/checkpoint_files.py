@@ -27,7 +27,7 @@ import tensorflow as tf
 
 from tf2dist.compat.model import finalize_restored, has_optimizer, seed_states
 from tf2dist.errors import CheckpointError, first_line
-from tf2dist.system.atomic_files import flush, flush_directory
+from tf2dist.system.atomic_files import flush, flush_directory, put_in_place
 from tf2dist.training.best_epoch import BestEpoch
 from tf2dist.training.checkpoint_compatibility import check_shapes
 from tf2dist.training.checkpoint_shards import ElsewhereError, Shards, check_shards, read_shards
@@ -40,6 +40,7 @@ _REPLACED = re.compile(r"\.((?:checkpoint|best-.*)-\d+)\.replaced")
 _MAY_BE_READ_LATER = {errno.EACCES, errno.EPERM, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR}
 _HDF5_BYTES = 8192  # that it adds to each variable, at most
 _WEIGHTS, STATE_FILE = "model.weights.h5", "state.json"
+JOURNAL = ".progress"  # see `emergency_plan`
 
 
 class DamagedError(Exception):
@@ -129,7 +130,7 @@ def _write(snapshot: Snapshot, directory: str, name: str, sharded: bool, best: M
             os.makedirs(directory, exist_ok=True)
             os.mkdir(unfinished)
             _write_files(snapshot, unfinished, sharded, best)
-            _put_in_place(unfinished, path)
+            put_in_place(unfinished, path)
         except BaseException:
             shutil.rmtree(unfinished, ignore_errors=True)
             raise
@@ -184,23 +185,6 @@ def _check_room(sizes: Sequence[int], directory: str) -> None:
     free = found.f_bavail if os.geteuid() else found.f_bfree
     if found.f_blocks and free * found.f_frsize < needed:  # some do not know their size
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def _put_in_place(unfinished: str, path: str) -> None:
-    """Renames a finished checkpoint; one of the same step is there until the new one is."""
-    folder, name = os.path.split(path)
-    replaced = os.path.join(folder, f".{name}.replaced")
-    if os.path.isdir(path):  # weights that have changed since, as by averages; or damaged
-        shutil.rmtree(replaced, ignore_errors=True)
-        os.rename(path, replaced)
-    try:
-        os.rename(unfinished, path)
-    except BaseException:
-        if os.path.isdir(replaced) and not os.path.isdir(path):
-            os.rename(replaced, path)
-        raise
-    flush_directory(folder)
-    shutil.rmtree(replaced, ignore_errors=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -335,5 +319,7 @@ def discard_unfinished(directory: str) -> None:
         if replaced := _REPLACED.fullmatch(name):
             whole = os.path.join(directory, replaced[1])
             shutil.rmtree(path, ignore_errors=True) if os.path.isdir(whole) else os.rename(path, whole)
+        elif name == JOURNAL:
+            os.remove(path)
         elif name.startswith((".checkpoint-", ".best-", f".{STATUS_FILE}.")) and name.endswith(".part"):
             shutil.rmtree(path, ignore_errors=True) if os.path.isdir(path) else os.remove(path)

@@ -42,7 +42,7 @@ def write_shards(values: Sequence[tf.Tensor], directory: str) -> Shards:
     shards = [numbers for _, numbers in sorted(places.items())]
     with in_own_executor():
         for shard, (task, numbers) in enumerate(sorted(places.items())):
-            prefix = _prefix(directory, shard, len(shards))
+            prefix = os.path.join(os.path.abspath(directory), prefix_of(shard, len(shards)))
             try:
                 with tf.device(values[numbers[0]].device):
                     tf.raw_ops.SaveV2(
@@ -81,7 +81,7 @@ def read_shards(variables: Sequence[keras.Variable], shards: Shards, directory: 
     """
     with in_own_executor():
         for shard, numbers in enumerate(shards):
-            prefix = _prefix(directory, shard, len(shards))
+            prefix = os.path.join(os.path.abspath(directory), prefix_of(shard, len(shards)))
             for number in numbers:
                 if number >= len(variables):
                     continue
@@ -106,8 +106,9 @@ def _restore(prefix: str, number: int, variable: keras.Variable) -> tf.Tensor:
         raise
 
 
-def _prefix(directory: str, shard: int, count: int) -> str:
-    return os.path.join(os.path.abspath(directory), f"variables-{shard}-of-{count}")
+def prefix_of(shard: int, count: int) -> str:
+    """The name of the files of one of `count` shards, up to what TensorFlow adds."""
+    return f"variables-{shard}-of-{count}"
 
 
 def _host(device: str) -> str:

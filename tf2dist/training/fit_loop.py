@@ -26,6 +26,7 @@ from tf2dist.training.callbacks import (
 )
 from tf2dist.training.checkpoint import Checkpoint
 from tf2dist.training.checkpoint_state import PlaceInEpoch, TrainingState
+from tf2dist.training.emergency_plan import EmergencyPlan, announced
 from tf2dist.training.metric_sums import MetricSums
 from tf2dist.training.nan_loss import fails_on_nan, nan_error
 from tf2dist.training.prepared_model import PreparedModel
@@ -103,6 +104,7 @@ class TrainingLoop:
             may_change_weights_at_the_end([c for c in callbacks.callbacks if c not in self._checkpoints]),
         )
         self._sums = MetricSums(self._step)  # of the epoch
+        self._emergency = EmergencyPlan()
         self._dropped_gradients: int | None = None  # in the epoch; None where none can be
         self._logged_steps = 0  # whose metric sums have come, in the part of the epoch that this call makes
 
@@ -143,7 +145,10 @@ class TrainingLoop:
             self._checkpoints[0].save(again=True)
         self._prepared.in_fit = True
         try:
-            logs = {} if start.is_over else self._run_epochs(stream, start, epochs, validate, validation_freq)
+            self._prepared.train_function  # noqa: B018 - that it is made says what is counted
+            counts, has_logs = self._dispatcher.counts_on_servers, self._step.sums_make_logs
+            with announced(self._checkpoints, self._state, counts, sums_make_logs=has_logs) as self._emergency:
+                logs = {} if start.is_over else self._run_epochs(stream, start, epochs, validate, validation_freq)
         finally:
             self._prepared.in_fit = False
             self._data.close()  # before what reads it is freed, which waits until nobody is at it
@@ -186,6 +191,7 @@ class TrainingLoop:
                 logs |= {f"val_{name}": value for name, value in (validated or {}).items()}
             kept = history_of(callbacks).history
             counts = {name: len(values) for name, values in kept.items()}
+            self._emergency.end_epoch()
             callbacks.on_epoch_end(epoch, logs)
             # With what callbacks have added, as the learning rate.
             self._epoch_logs[epoch] = {n: values[-1] for n, values in kept.items() if len(values) > counts.get(n, 0)}
@@ -248,6 +254,7 @@ class TrainingLoop:
         self._state.set_epoch_sums(sums.values)
         end = (epoch + 1) * self._steps_per_epoch
         begin = step = self._dispatcher.global_step
+        self._emergency.begin_epoch(epoch, step, sums.values)
         finished = step - epoch * self._steps_per_epoch
         self._data.begin_epoch()
         # Applied updates count: some steps of an execution that was on a dying worker are missing, and made again.
@@ -321,6 +328,7 @@ class TrainingLoop:
             self._report_step(end - self._steps_per_epoch + finished)
             self._account(result)
             callbacks.on_train_batch_end(finished - 1, self._sums.logs() if self._needs_batch_logs else None)
+            self._emergency.reach(self._state.reached, self._sums.values, stops=bool(model.stop_training))
 
     def _save_and_end(self, place: PlaceInEpoch) -> NoReturn:
         """Ends the program, since the job was asked to stop; in all peers when the first one has saved."""

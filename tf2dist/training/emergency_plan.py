@@ -1,0 +1,197 @@
+"""Tells parameter servers what to save should this process, their coordinator, be lost while it trains."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections import defaultdict
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf2dist.compat import eager_service
+from tf2dist.compat.model import saves_only_keras_variables, seed_states
+from tf2dist.execution.dispatcher_interface import CountsOnServers
+from tf2dist.runtime import session
+from tf2dist.runtime.emergency_checkpoint import COUNTS, HANDLES, PLAN, Plan, ServerPart, cpu_of
+from tf2dist.runtime.monitored_servers import MonitoredServers
+from tf2dist.runtime.training_journal import JournalEntry, TrainingJournal
+from tf2dist.training.checkpoint import Checkpoint
+from tf2dist.training.checkpoint_compatibility import shapes_of
+from tf2dist.training.checkpoint_files import JOURNAL
+from tf2dist.training.checkpoint_shards import prefix_of
+from tf2dist.training.checkpoint_snapshot import stored_variables
+from tf2dist.training.checkpoint_state import TrainingState
+
+_log = logging.getLogger("tf2dist")
+
+
+class EmergencyPlan:
+    """What servers know of a training, kept up to date; without a journal nothing is announced, and nothing is done."""
+
+    def __init__(self, journal: TrainingJournal | None = None) -> None:
+        self._journal = journal
+        self._epoch = 0
+
+    def begin_epoch(self, epoch: int, step: int, sums: Sequence[np.ndarray]) -> None:
+        """Notes that callbacks were told of the beginning of an epoch, or of what is left of it from `step` on."""
+        self._epoch = epoch
+        self.reach(step, sums, stops=False)
+
+    def reach(self, step: int, sums: Sequence[np.ndarray], *, stops: bool) -> None:
+        """Notes the metric sums of the epoch up to a global step, and whether a callback has stopped the training."""
+        flat = np.concatenate([np.ravel(each) for each in sums]) if sums else np.zeros(0)
+        self._write(JournalEntry(step, self._epoch, stops=stops, sums=flat))
+
+    def end_epoch(self) -> None:
+        """Notes that callbacks are about to be told that the epoch has ended, and may change anything from now on."""
+        self._write(JournalEntry(0, self._epoch, between=True))
+
+    def _write(self, entry: JournalEntry) -> None:
+        if self._journal is None:
+            return
+        try:
+            self._journal.write(entry)
+        except OSError as error:
+            _log.warning("tf2dist: %s cannot be written: %s", self._journal.path, error.strerror)
+            self._journal = None
+
+
+@contextlib.contextmanager
+def announced(
+    checkpoints: Sequence[Checkpoint],
+    state: TrainingState,
+    counts: CountsOnServers | None,
+    *,
+    sums_make_logs: bool,
+) -> Generator[EmergencyPlan]:
+    """Yields a plan that is announced to the parameter servers while the block runs, if they can save this training.
+
+    They can if it has a `Checkpoint`, and all its variables are Keras's and on them.
+
+    Args:
+      checkpoints: of the training, which have begun.
+      state: of the training.
+      counts: where servers count its updates; None where there are no servers.
+      sums_make_logs: can an epoch be ended by its metric sums?
+    """
+    servers = session.current().servers
+    if not checkpoints or counts is None or servers is None:
+        yield EmergencyPlan()
+        return
+    parts = _Parts(state)
+    if not parts.can_be_saved:
+        yield EmergencyPlan()
+        return
+    try:
+        journal = TrainingJournal(os.path.join(checkpoints[-1].directory, JOURNAL))
+    except OSError as error:
+        _log.warning("tf2dist: %s: should this process be lost, its training is not saved", error)
+        yield EmergencyPlan()
+        return
+    try:
+        plan = EmergencyPlan(journal)
+        plan.end_epoch()
+        parts.announce(servers, counts, checkpoints[-1].directory, journal, sums_make_logs=sums_make_logs)
+        yield plan
+    finally:
+        servers.note_kept(0, 0)
+        journal.close()
+    parts.drop()
+
+
+class _Parts:
+    """The variables of a training, by the servers that they are on."""
+
+    def __init__(self, state: TrainingState) -> None:
+        self._state, model = state, state.model
+        self._variables = stored_variables(model) if saves_only_keras_variables(model) else []
+        self._seeds = seed_states(model)
+        self._places = [_server(v.value.device) for v in self._variables + self._seeds]
+        self._used: dict[int, list[int]] = defaultdict(list)
+        for number, place in enumerate(self._places):
+            if place is not None:
+                self._used[place].append(number)
+
+    @property
+    def can_be_saved(self) -> bool:
+        """Are there variables, and all of them on servers?"""
+        return bool(self._variables) and None not in self._places
+
+    def announce(
+        self,
+        servers: MonitoredServers,
+        counts: CountsOnServers,
+        directory: str,
+        journal: TrainingJournal,
+        *,
+        sums_make_logs: bool,
+    ) -> None:
+        """Leaves on each server what is needed to save the training, and tells all of them."""
+        everything = [v.value for v in self._variables + self._seeds]
+        saver = _server(counts.updates.device)
+        assert saver is not None
+        tokens = counts.updates if counts.tokens is None else counts.tokens
+        plan = self._plan(counts, directory, journal, sums_make_logs=sums_make_logs)
+        for server, numbers in self._used.items():
+            eager_service.leave(HANDLES, cpu_of(server), [everything[number].handle for number in numbers])
+        eager_service.leave(COUNTS, cpu_of(saver), [counts.updates.handle, counts.under_way.handle, tokens.handle])
+        eager_service.leave(PLAN, cpu_of(saver), [tf.constant(np.frombuffer(plan.encoded(), np.uint8))])
+        self._left = [*((HANDLES, server) for server in self._used), (COUNTS, saver), (PLAN, saver)]
+        servers.note_kept(eager_service.context_id(), saver)
+
+    def drop(self) -> None:
+        """Drops what was left on the servers, which else keeps the variables alive."""
+        for name, server in self._left:
+            with contextlib.suppress(tf.errors.OpError):
+                eager_service.drop(name, cpu_of(server))
+
+    def _plan(self, counts: CountsOnServers, directory: str, journal: TrainingJournal, *, sums_make_logs: bool) -> Plan:
+        model, stored = self._state.model, len(self._variables)
+        written = {server: [n for n in numbers if n < stored] for server, numbers in self._used.items()}
+        written = {server: numbers for server, numbers in written.items() if numbers}
+        where = {n: (server, place) for server, numbers in self._used.items() for place, n in enumerate(numbers)}
+        updates = int(counts.updates.numpy())
+        counters = []
+        for number, variable in enumerate(self._variables):
+            if any(variable.value is counter for counter in counts.followers):
+                counters.append((*where[number], int(variable.numpy()) - updates))
+        return Plan(
+            directory=os.path.abspath(directory),
+            journal=journal.path,
+            identity=journal.identity,
+            parts=[
+                ServerPart(
+                    server, prefix_of(shard, len(written)), numbers, [_dtype(self._variables[n]) for n in numbers]
+                )
+                for shard, (server, numbers) in enumerate(written.items())
+            ],
+            handles={server: len(numbers) for server, numbers in self._used.items()},
+            seeds=[(*where[stored + n], _dtype(seed)) for n, seed in enumerate(self._seeds)],
+            counters=counters,
+            never_ended=counts.never_ended,
+            fenced=0 if counts.tokens is None else int(tf.size(counts.tokens)),
+            steps_per_epoch=self._state.steps_per_epoch,
+            shapes=[np.shape(each) for each in self._state.zero_sums],
+            sums_make_logs=sums_make_logs,
+            state={
+                "steps_per_epoch": self._state.steps_per_epoch,
+                "shapes": shapes_of(model),
+                "variables": stored,
+                "best": None,
+                "shards": [*written.values()],
+            },
+        )
+
+
+def _dtype(variable: Any) -> str:
+    return variable.value.dtype.name
+
+
+def _server(device: str) -> int | None:
+    """The index of the parameter server that a device is of; None for another one."""
+    found: Any = tf.DeviceSpec.from_string(device or "")
+    return found.task if found.job == "ps" else None
