@@ -28,7 +28,7 @@ import tensorflow as tf
 
 from tf2dist.cluster.reachability import answering
 from tf2dist.cluster.spec import Cluster, Task
-from tf2dist.compat.eager_service import ContextLostError, LeftContext, Result
+from tf2dist.compat.eager_service import ContextLostError, LeftContext
 from tf2dist.runtime.training_journal import JournalEntry, read_journal
 from tf2dist.system.atomic_files import flush, flush_directory, put_in_place
 
