@@ -69,11 +69,11 @@ with strategy.scope():
     model.optimizer.build(model.trainable_variables)
     updates, under_way, tokens = (tf.Variable(tf.zeros(shape, tf.int64)) for shape in ([], [], [3]))
 state = TrainingState(model, strategy, PER_EPOCH, [np.zeros(()), np.zeros((2, 2))], lambda: int(updates))
-counts = CountsOnServers(updates, under_way, 2, tokens, [model.optimizer.iterations.value])
+counts = CountsOnServers(updates, under_way, tokens, [model.optimizer.iterations.value])
 under_way.assign(2)  # that never end
 cluster = Cluster({"ps": (address,), "chief": ("c:1",), "worker": ("w:1",)}, Task("ps", 0))
 kept = KeptTraining(cluster)
-session.current().servers = SimpleNamespace(note_kept=kept.note)
+session.current().servers = SimpleNamespace(note_kept=kept.note, parameter_servers=lambda: {Task("ps", 0): 1})
 emergency_checkpoint._SETTLE_SECONDS, emergency_checkpoint._STILL_SECONDS = 1.0, 0.05
 said = []
 logging.getLogger("tf2dist").addHandler(
@@ -91,7 +91,7 @@ def saved(name, step, change=lambda plan: None, **options):
     before = {*os.listdir(directory)}
     updates.assign(step)
     with emergency_plan.announced([tf2dist_files], state, counts, sums_make_logs=True, **options) as plan:
-        plan.begin_epoch(0, 0, [np.zeros(()), np.zeros((2, 2))])
+        plan.begin_epoch(0, 0, [np.zeros(()), np.zeros((2, 2))], stops=False)
         plan.reach(min(step, 6), SUMS, stops=False)
         change(plan)
         kept.save()
@@ -105,7 +105,7 @@ def saved(name, step, change=lambda plan: None, **options):
 
 
 model.optimizer.iterations.assign(7)
-saved("in an epoch", 7, lambda plan: model.optimizer.iterations.assign(5))  # as a lost worker has left it
+saved("in an epoch", 7, lambda plan: model.optimizer.iterations.assign(5))  # as a callback may
 found["tokens"] = tokens.numpy().tolist()
 found["seeds"] = [np.asarray(v).tolist() for v in emergency_plan.seed_states(model)]
 with tf.device("cpu:0"):
@@ -118,8 +118,8 @@ model.optimizer.learning_rate = 0.01  # as a callback does, after the last updat
 saved("once more", 7)
 found["learning rate"] = [tf2dist.load_checkpoint(again, directory), float(again.optimizer.learning_rate.numpy())]
 saved("at an end", 10, lambda plan: plan.reach(10, SUMS, stops=True))
-saved("at a beginning", 10, lambda plan: plan.begin_epoch(1, 10, SUMS))  # in the place of that one
-saved("at another one", 20, lambda plan: plan.begin_epoch(2, 20, SUMS))
+saved("at a beginning", 10, lambda plan: plan.begin_epoch(1, 10, SUMS, stops=False))  # in the place of that one
+saved("at another one", 20, lambda plan: plan.begin_epoch(2, 20, SUMS, stops=False))
 saved("between", 9, lambda plan: plan.end_epoch())
 saved("of another epoch", 12)
 saved("under way", 9, lambda plan: under_way.assign(3))
@@ -127,4 +127,9 @@ under_way.assign(2)
 saved("not seen", 9, lambda plan: os.truncate(os.path.join(directory, emergency_plan.JOURNAL), 30))
 saved("not there any more", 9, lambda plan: kept.note(12345, 0))
 saved("nothing", 9, lambda plan: kept.note(0, 0))
+try:
+    with emergency_plan.announced([tf2dist_files], state, counts, sums_make_logs=True):
+        raise ValueError
+except ValueError:
+    found["after an error"] = [kept.exists, attempt(impatient.find, emergency_checkpoint.HANDLES, [tf.resource])]
 print(json.dumps(found))

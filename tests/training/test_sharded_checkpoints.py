@@ -157,6 +157,30 @@ def test_a_server_that_does_not_see_what_is_there_is_named(tf, tmp_path, monkeyp
     assert [step_of(path) for path in list_checkpoints(str(tmp_path))] == [STEPS]
 
 
+def test_what_servers_wrote_in_an_emergency_is_read_here_where_they_do_not_see_it(tf, tmp_path, monkeypatch):
+    """Of a checkpoint that is not sharded nobody but this process need see the directory."""
+    from tf2dist.training import checkpoint_shards
+
+    expected, _ = fit(tf2dist.make_strategy("one"), epochs=2)
+    fit(tf2dist.make_strategy("one"), tf2dist.Checkpoint(tmp_path, sharded=True), epochs=1)
+    (path,) = tmp_path.glob("checkpoint-*/state.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"emergency": True}))
+    restore, calls = tf.raw_ops.RestoreV2, []
+
+    def unseen_by_servers(**kwargs):
+        calls.append(kwargs)
+        if len(calls) % 2:
+            raise tf.errors.NotFoundError(None, None, "Failed to find any files")
+        return restore(**kwargs)
+
+    monkeypatch.setattr(tf.raw_ops, "RestoreV2", unseen_by_servers)
+    monkeypatch.setattr(checkpoint_shards, "_task", lambda device: "ps 1")
+    model, _ = fit(tf2dist.make_strategy("one"), tf2dist.Checkpoint(tmp_path), epochs=2)
+    assert len(calls) > 4
+    for value, wanted in zip(weights(model), weights(expected), strict=True):
+        np.testing.assert_allclose(value, wanted, rtol=1e-6)
+
+
 def test_a_full_disk(tf, tmp_path, monkeypatch):
     def full(**kwargs):
         raise tf.errors.ResourceExhaustedError(None, None, "variables.data; No space left on device\nand more")

@@ -45,15 +45,13 @@ class CountsOnServers:
 
     Attributes:
       updates: i64[], as `Dispatcher.global_step`.
-      under_way: i64[], updates that were begun and did not end.
-      never_ended: how many of these never will, of trainings that have failed.
+      under_way: i64[], updates that were begun and did not end, as far as servers know.
       tokens: i64[n], counts of fencing tokens, without which no update is made; None where none are used.
       followers: an optimizer's own counts, anywhere, which go up with `updates`.
     """
 
     updates: tf.Variable
     under_way: tf.Variable
-    never_ended: int
     tokens: tf.Variable | None
     followers: Sequence[tf.Variable]
 
@@ -76,7 +74,10 @@ class Dispatcher(Protocol):
 
     @property
     def counts_on_servers(self) -> CountsOnServers | None:
-        """Where the updates of an execution that was compiled are counted; None if this process counts them."""
+        """Where the updates of the execution that was compiled last are counted.
+
+        None if this process counts them, or if nobody could tell whether one is made in part when this process is lost.
+        """
         ...
 
     @property

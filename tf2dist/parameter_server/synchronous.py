@@ -106,8 +106,8 @@ class SynchronousDispatcher:
 
     @property
     def counts_on_servers(self) -> CountsOnServers:
-        """See `Dispatcher`. This process makes the updates, and none without it."""
-        return CountsOnServers(self._updates.variable, self._updates.under_way, self._updates.never_ended, None, ())
+        """See `Dispatcher`. What a server has begun goes on without this process, but for want of gradients."""
+        return CountsOnServers(self._updates.variable, self._updates.under_way, None, ())
 
     @property
     def asked_to_stop(self) -> bool:

@@ -18,9 +18,8 @@ Of data that only the coordinator can read it sends slices (`slice_queue`).
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -347,33 +346,21 @@ class SynchronousUpdate:
                     place = [[_header(contribution)[1]]]
                     counts = tf.tensor_scatter_nd_add(counts, place, [1])
                     self._received.assign(tf.tensor_scatter_nd_update(self._received, place, [update]))
-                with self._noted_as_under_way() as more:
-                    more += self._apply(taken)
+                begun = self._counter.under_way.assign_add(1, read_value=False)
+                with tf.control_dependencies([begun]):
+                    more = self._apply(taken)
                 # The next tokens follow from the number, which follows from all that was applied.
                 with tf.control_dependencies([more[0]]):
-                    self._counter.add(1)
+                    counted = self._counter.add(1)
+                with tf.control_dependencies([counted]):
+                    ended = self._counter.under_way.assign_sub(1, read_value=False)
+                with tf.control_dependencies([ended]):
                     update = self._number.assign_add(1, read_value=True)
                 return worker_metric_sums.add(self._step, sums, more), dropped, update
 
             start = worker_metric_sums.zeros(self._step), tf.constant(0), tf.identity(self._number)
             sums, dropped, _ = keras.ops.fori_loop(0, n, make_update, start)
         return [*sums, dropped]
-
-    @contextlib.contextmanager
-    def _noted_as_under_way(self) -> Iterator[list[tf.Tensor]]:
-        """Yields a list for the results of an update; with several servers it is noted that it is made meanwhile.
-
-        Each of them makes its part when this process says so, which may end in between.
-        """
-        results: list[tf.Tensor] = []
-        if not self._others:
-            yield results
-            return
-        begun = self._counter.under_way.assign_add(1, read_value=False)
-        with tf.control_dependencies([begun]):
-            yield results
-        with tf.control_dependencies(results):
-            self._counter.under_way.assign_sub(1, read_value=False)
 
     def _take_contribution(self, queue, update, first, counts):
         """The next contribution to this update, and how many of this training were dropped before it.

@@ -41,7 +41,7 @@ class UpdateCounter:
                 self.under_way = tf.Variable(tf.zeros([], tf.int64), trainable=False, name="updates_under_way")
         self.followers: Sequence[tf.Variable] = ()
         self._before: list[int] = []
-        self.never_ended = 0  # updates under way of trainings that ended with their error
+        self._never_ended = 0  # updates under way of trainings that ended with their error
         self._has_loop = False  # in an update that is a call of the server
         self.in_one_call = False
 
@@ -58,11 +58,11 @@ class UpdateCounter:
         """Sets the count."""
         self.variable.assign(value)
 
-    def add(self, updates) -> None:
+    def add(self, updates) -> tf.Operation:
         """Counts `updates` (an int or i32[]) more. On the worker."""
         with tf.device(self.variable.device):  # a constant is made where it is used
             more = tf.constant(updates, tf.int64) if isinstance(updates, int) else tf.cast(updates, tf.int64)
-            self.variable.assign_add(more)
+            return self.variable.assign_add(more, read_value=False)
 
     def apply(
         self,
@@ -150,7 +150,7 @@ class UpdateCounter:
 
     def abandon(self) -> None:
         """Waits for the last updates of a training that has failed, when no worker is at it; then all counts agree."""
-        self.never_ended += self._wait(_ABANDON_SECONDS)
+        self._never_ended += self._wait(_ABANDON_SECONDS)
         self.correct_others()
 
     def _wait(self, limit: float) -> int:
@@ -163,7 +163,7 @@ class UpdateCounter:
         still = 0.0 if self.in_one_call else _STILL_SECONDS
         deadline, last, count, since = time.monotonic() + limit, 0, self.value, time.monotonic()
         while True:
-            under_way = max(0, int(self.under_way.numpy()) - self.never_ended)
+            under_way = max(0, int(self.under_way.numpy()) - self._never_ended)
             now = self.value
             if under_way or now != count:
                 count, since = now, time.monotonic()
@@ -177,7 +177,7 @@ class UpdateCounter:
 
     def snapshot(self) -> None:
         """Remembers all counts. Only while no valid update is under way."""
-        self.never_ended = min(self.never_ended, int(self.under_way.numpy()))
+        self._never_ended = min(self._never_ended, int(self.under_way.numpy()))
         self._before = [int(counter.numpy()) for counter in (self.variable, *self.followers)]
 
     def correct_others(self) -> None:

@@ -20,6 +20,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,15 +29,15 @@ import tensorflow as tf
 
 from tf2dist.cluster.reachability import answering
 from tf2dist.cluster.spec import Cluster, Task
-from tf2dist.compat.eager_service import ContextLostError, LeftContext
+from tf2dist.compat.eager_service import ContextLostError, LeftContext, Result
+from tf2dist.errors import reason
 from tf2dist.runtime.training_journal import JournalEntry, read_journal
 from tf2dist.system.atomic_files import flush, flush_directory, put_in_place
 
 PLAN, HANDLES, COUNTS = "tf2dist_plan", "tf2dist_variables", "tf2dist_counts"  # what is left in a context, by name
 _ANSWER_SECONDS = 20.0  # for each call of a server; to write its variables is one
 _SAVE_SECONDS = 300.0
-_LIMIT = 60.0  # that the other servers wait for the one that saves
-_SETTLE_SECONDS = 5.0  # for updates that are under way
+_SETTLE_SECONDS = 60.0  # for updates that are under way
 _STILL_SECONDS = 0.5  # without an update, after which none is taken to be on its way
 _LOOK_SECONDS = 0.02
 _NEVER_VALID = 1 << 62  # a count that no fencing token has
@@ -76,7 +77,7 @@ class Plan:
       handles: how many handles were left on each server: those of its variables, and then of states of random numbers.
       seeds: the server of each of these states, its place there among the handles, and its dtype.
       counters: of each optimizer's count of updates the server, its place there, and by how much it is more than the
-        count of all updates.
+        count of all updates, where one that is made in part can be told by them.
       never_ended: updates that are not waited for.
       fenced: how many fencing tokens there are; 0 for none.
       steps_per_epoch: updates in an epoch.
@@ -140,7 +141,7 @@ class KeptTraining:
     def save(self) -> None:
         """Saves it, or waits until the server has that does, when the coordinator is lost; logs what has become of it.
 
-        Returns at the latest after a minute, but for what the disks of servers take.
+        Returns when the servers have written, or when the time for that is up.
         """
         if not self.exists:
             return
@@ -149,8 +150,9 @@ class KeptTraining:
             return
         try:
             path, step = _save(self._cluster, self._context)
-        except _NotSavedError as error:
-            _log.warning("tf2dist: the updates since the last checkpoint are lost with the coordinator: %s", error)
+        except Exception as error:  # a server ends in its own way, whatever is wrong
+            why = str(error) if isinstance(error, _NotSavedError) else reason(error)
+            _log.warning("tf2dist: the updates since the last checkpoint are lost with the coordinator: %s", why)
         else:
             _log.warning(
                 "tf2dist: the coordinator is lost; its training is saved at update %d in %s, and goes on from there "
@@ -159,7 +161,7 @@ class KeptTraining:
 
     def _wait_for_saver(self) -> None:
         address = self._cluster.address(Task("ps", self._saver))
-        deadline = time.monotonic() + _LIMIT
+        deadline = time.monotonic() + _SAVE_SECONDS + _ANSWER_SECONDS
         while time.monotonic() < deadline and answering({address}):
             time.sleep(_STILL_SECONDS)
 
@@ -186,7 +188,7 @@ class _Servers:
         self._cluster, self._context, self._stack = cluster, context, stack
         self._found: dict[int, Any] = {}
 
-    def on(self, index: int) -> Any:
+    def on(self, index: int) -> LeftContext:
         if index not in self._found:
             address = self._cluster.address(Task("ps", index))
             left = LeftContext(address, self._context, cpu_of(index), _ANSWER_SECONDS)
@@ -216,32 +218,34 @@ class _Saving:
             # A worker may not know yet that the coordinator is gone, or not be able to know it.
             self._counts.assign(self._tokens, np.full(plan.fenced, _NEVER_VALID, np.int64))
         step = self._settled()
-        journal = read_journal(plan.journal, plan.identity)
-        if journal is None:
-            raise _NotSavedError(f"this server does not see {plan.directory}, where the training's checkpoints are")
+        journal = self._read_journal()
         state = plan.state | _place(plan, journal, step) | {"global_step": step, "seed_states": self._read_seeds()}
         path = os.path.join(plan.directory, f"checkpoint-{step}")
         unfinished = os.path.join(plan.directory, f".checkpoint-{step}.{secrets.token_hex(4)}.part")
         os.mkdir(unfinished)
         try:
             self._write(unfinished, step, state)
+            self._read_journal()  # who trains there meanwhile has another one
             put_in_place(unfinished, path)
         except BaseException:
             shutil.rmtree(unfinished, ignore_errors=True)
             raise
         if step > journal.step:
-            _log.info(
-                "tf2dist: the logs of this epoch will lack %d updates, whose results are lost", step - journal.step
-            )
+            _log.info("tf2dist: results of updates that are lost, for the logs of this epoch: %d", step - journal.step)
         return path, step
+
+    def _read_journal(self) -> JournalEntry:
+        journal = read_journal(self._plan.journal, self._plan.identity)
+        if journal is None:
+            raise _NotSavedError(f"{self._plan.journal}, the training's journal, is not to be seen here, or another's")
+        return journal
 
     def _settled(self) -> int:
         """The count of updates, when none is under way any more."""
         deadline = time.monotonic() + _SETTLE_SECONDS
         last, since = self._read(self._updates), time.monotonic()
         while True:
-            under_way = self._read(self._under_way) - self._plan.never_ended
-            now = self._read(self._updates)
+            under_way, now = self._read_under_way(), self._read(self._updates)
             if under_way or now != last:
                 last, since = now, time.monotonic()
             if time.monotonic() - since >= _STILL_SECONDS:
@@ -250,7 +254,10 @@ class _Saving:
                 raise _NotSavedError(f"{under_way} updates were begun and did not end in {_SETTLE_SECONDS:g} s")
             time.sleep(_LOOK_SECONDS)
 
-    def _read(self, handle: Any) -> int:
+    def _read_under_way(self) -> int:
+        return max(0, self._read(self._under_way) - self._plan.never_ended)
+
+    def _read(self, handle: Result) -> int:
         return int(self._counts.fetch(self._counts.read(handle, tf.int64), tf.int64))
 
     def _read_seeds(self) -> list[Any]:
@@ -261,22 +268,38 @@ class _Saving:
         return found
 
     def _write(self, directory: str, step: int, state: dict[str, Any]) -> None:
-        for task, place, more in self._plan.counters:
-            # As the coordinator does (`parameter_server.update_counter`): a worker that is lost may leave one behind.
-            part = next(part for part in self._plan.parts if part.task == task)
-            self._servers.on(task).assign(self._handles[task][place], np.array(step + more, part.dtypes[place]))
-        for part in self._plan.parts:
+        written = [part for part in self._plan.parts if part.numbers]
+        # What is read is of one moment: TensorFlow gives a variable new memory while somebody has its value.
+        values = {part.task: self._values(part) for part in written}
+        for server, place, more in self._plan.counters:
+            part = next(part for part in written if part.task == server)
+            found = int(self._servers.on(server).fetch(values[server][place], tf.as_dtype(part.dtypes[place])))
+            if found != step + more:
+                raise _NotSavedError(f"an update was made in part: the optimizer counts {found}, for {step + more}")
+        if self._read(self._updates) != step or self._read_under_way():
+            raise _NotSavedError("updates are still made, by whomever")
+
+        def save(part: ServerPart) -> None:
             left, dtypes = self._servers.on(part.task), [tf.as_dtype(name) for name in part.dtypes]
-            values = [left.read(handle, dtype) for handle, dtype in zip(self._handles[part.task], dtypes, strict=False)]
             prefix = os.path.join(directory, part.prefix)
-            left.save(prefix, [str(number) for number in part.numbers], values, dtypes, seconds=_SAVE_SECONDS)
+            names = [str(number) for number in part.numbers]
+            left.save(prefix, names, values[part.task], dtypes, seconds=_SAVE_SECONDS)
             if not os.path.exists(f"{prefix}.index"):
                 raise _NotSavedError(f"ps {part.task} does not see {self._plan.directory}, as this server does")
+
+        with ThreadPoolExecutor(len(written)) as threads:
+            for _ in threads.map(save, written):
+                pass
         with open(os.path.join(directory, "state.json"), "w") as file:
             json.dump(state, file)
         for name in os.listdir(directory):
             flush(os.path.join(directory, name))
         flush_directory(directory)
+
+    def _values(self, part: ServerPart) -> list[Result]:
+        left, handles = self._servers.on(part.task), self._handles[part.task]
+        dtypes = [tf.as_dtype(name) for name in part.dtypes]
+        return [left.read(handle, dtype) for handle, dtype in zip(handles, dtypes, strict=False)]
 
 
 def _place(plan: Plan, journal: JournalEntry, step: int) -> dict[str, Any]:

@@ -53,8 +53,12 @@ class TrainingJournal:
         self.identity = secrets.token_hex(8)
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
 
-    def write(self, entry: JournalEntry) -> None:
+    def write(self, entry: JournalEntry, *, flush: bool = False) -> None:
         """Writes an entry in the place of the one before.
+
+        Args:
+          entry: the entry.
+          flush: wait until other hosts can read it, and it outlives this one.
 
         Raises:
           OSError: it cannot be written; what is read then is no entry.
@@ -62,6 +66,8 @@ class TrainingJournal:
         data = _ENTRY.pack(entry.step, entry.epochs, entry.between, entry.stops)
         data += np.asarray(entry.sums, np.float64).tobytes()
         os.pwrite(self._file, _HEADER.pack(self.identity.encode(), zlib.crc32(data), len(data)) + data, 0)
+        if flush:
+            os.fdatasync(self._file)
 
     def close(self, *, remove: bool = True) -> None:
         """Closes the file, and removes it."""

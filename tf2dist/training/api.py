@@ -172,7 +172,9 @@ def fit(
     def train(reached: int | None) -> Any:
         """Trains; or goes on from a checkpoint, since servers were lost when that global step was reached."""
         adapter = first_adapter if reached is None else adapt()
-        prepared = _prepare(model, parameter_server or ParameterServer())
+        # The same script runs in an evaluator, which has no servers.
+        options = None if session.current().is_evaluator else parameter_server or ParameterServer()
+        prepared = _prepare(model, options)
         _check_same_for_peers(
             prepared, "fit", steps_per_epoch=epoch_steps, epochs=epochs, initial_epoch=initial_epoch,
             seed=seed, steps_per_execution=steps_per_execution,

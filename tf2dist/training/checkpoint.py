@@ -309,6 +309,11 @@ class Checkpoint(keras.callbacks.Callback):
                 ),
             )
 
+    def save_at_end(self) -> None:
+        """Saves when all updates are made and all epochs have ended, before callbacks are told of the end of `fit`."""
+        if self._state is not None and self._writes:
+            self.save()
+
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
         if self._state is not None and self._writes:
             self._finish_writing()

@@ -3,6 +3,7 @@
 `directory/checkpoint-1200/` holds `model.weights.h5` (model and optimizer, as `keras.Model.load_weights` reads it), or
 the files of `checkpoint_shards`, and `state.json`, with what these leave out; `directory/status.json` is described in
 `status_file`. One that was found to be damaged is kept as `directory/damaged-checkpoint-1200/`, where nothing reads it.
+One that servers have written in an emergency has the files of `checkpoint_shards`, and "emergency" in its state.
 `directory/best-val_loss-1400/` is the best one by a value in the logs, from which no training goes on.
 """
 
@@ -194,6 +195,7 @@ class _Whole:
     progress: SavedProgress
     seeds: list[np.ndarray]
     shards: Shards | None
+    emergency: bool
 
 
 def read_checkpoint(model: keras.Model, path: str) -> SavedProgress:
@@ -208,7 +210,7 @@ def read_checkpoint(model: keras.Model, path: str) -> SavedProgress:
         if whole.shards is None:
             model.load_weights(os.path.join(path, _WEIGHTS))
         else:
-            read_shards(stored_variables(model), whole.shards, path, assign=True)
+            read_shards(stored_variables(model), whole.shards, path, assign=True, here=whole.emergency)
     except Exception as error:  # Keras has loaded what fits, so no other checkpoint may take its place in silence
         raise CheckpointError(_is_of_another(path, error)) from None
     for variable, value in zip(seed_states(model), whole.seeds, strict=False):
@@ -237,6 +239,7 @@ def _verify(model: keras.Model, path: str) -> _Whole:
             raise ValueError(f"step {progress.global_step} with {progress.steps_per_epoch} steps an epoch")
         shapes = state["shapes"]
         shards = state.get("shards")
+        emergency = bool(state.get("emergency"))  # of a training whose checkpoints this process alone need see
         if shards is None and state.get("weights_sha256", found := _sha256(weights)) != found:  # older ones have none
             raise DamagedError(f"{_WEIGHTS} is not what was written")
         check_shapes(model, shapes, path)
@@ -249,7 +252,7 @@ def _verify(model: keras.Model, path: str) -> _Whole:
             )
         if shards is not None:
             check_shards(shards, len(ours))
-            read_shards(ours, shards, path, assign=False)
+            read_shards(ours, shards, path, assign=False, here=emergency)
         seeds = [np.asarray(s, np.int64) for s in state.get("seed_states", ())]  # older ones have none
         if any(v.shape != s.shape for v, s in zip(seed_states(model), seeds, strict=False)):
             raise ValueError("states of random numbers have other shapes")
@@ -270,7 +273,7 @@ def _verify(model: keras.Model, path: str) -> _Whole:
         if error.errno in _MAY_BE_READ_LATER:
             raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
         raise DamagedError(f"{type(error).__name__}: {error}") from None
-    return _Whole(progress, seeds, shards)
+    return _Whole(progress, seeds, shards, emergency)
 
 
 def _is_of_another(path: str, error: Exception) -> str:
@@ -320,6 +323,7 @@ def discard_unfinished(directory: str) -> None:
             whole = os.path.join(directory, replaced[1])
             shutil.rmtree(path, ignore_errors=True) if os.path.isdir(whole) else os.rename(path, whole)
         elif name == JOURNAL:
-            os.remove(path)
+            with contextlib.suppress(OSError):  # nobody reads it any more
+                os.remove(path)
         elif name.startswith((".checkpoint-", ".best-", f".{STATUS_FILE}.")) and name.endswith(".part"):
             shutil.rmtree(path, ignore_errors=True) if os.path.isdir(path) else os.remove(path)

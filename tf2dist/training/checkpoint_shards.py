@@ -67,7 +67,9 @@ def check_shards(shards: Any, variables: int) -> None:
         raise ValueError(f"its files do not hold {variables} variables, each once")
 
 
-def read_shards(variables: Sequence[keras.Variable], shards: Shards, directory: str, *, assign: bool) -> None:
+def read_shards(
+    variables: Sequence[keras.Variable], shards: Shards, directory: str, *, assign: bool, here: bool = False
+) -> None:
     """Has each task read its variables, one by one.
 
     Args:
@@ -75,6 +77,7 @@ def read_shards(variables: Sequence[keras.Variable], shards: Shards, directory: 
       shards: what `write_shards` has returned.
       directory: what was given to it.
       assign: are the variables to have these values? If not, they are read to see that they are whole.
+      here: is this process to read those that a task does not see?
 
     Raises:
       tf.errors.OpError: a file is damaged, missing or cannot be read.
@@ -86,8 +89,14 @@ def read_shards(variables: Sequence[keras.Variable], shards: Shards, directory: 
                 if number >= len(variables):
                     continue
                 variable = variables[number]
-                with tf.device(_host(variable.value.device)):
-                    value = _restore(prefix, number, variable)
+                try:
+                    with tf.device(_host(variable.value.device)):
+                        value = _restore(prefix, number, variable)
+                except ElsewhereError:
+                    if not here:
+                        raise
+                    with tf.device("/cpu:0"):
+                        value = _restore(prefix, number, variable)
                 if assign:
                     with tf.device(variable.value.device):
                         variable.assign(value)

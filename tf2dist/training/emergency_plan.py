@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 from collections import defaultdict
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,25 +36,24 @@ class EmergencyPlan:
         self._journal = journal
         self._epoch = 0
 
-    def begin_epoch(self, epoch: int, step: int, sums: Sequence[np.ndarray]) -> None:
+    def begin_epoch(self, epoch: int, step: int, sums: Sequence[np.ndarray], *, stops: bool) -> None:
         """Notes that callbacks were told of the beginning of an epoch, or of what is left of it from `step` on."""
         self._epoch = epoch
-        self.reach(step, sums, stops=False)
+        self._write(JournalEntry(step, self._epoch, stops=stops, sums=_flat(sums)), flush=True)
 
     def reach(self, step: int, sums: Sequence[np.ndarray], *, stops: bool) -> None:
         """Notes the metric sums of the epoch up to a global step, and whether a callback has stopped the training."""
-        flat = np.concatenate([np.ravel(each) for each in sums]) if sums else np.zeros(0)
-        self._write(JournalEntry(step, self._epoch, stops=stops, sums=flat))
+        self._write(JournalEntry(step, self._epoch, stops=stops, sums=_flat(sums)))
 
     def end_epoch(self) -> None:
         """Notes that callbacks are about to be told that the epoch has ended, and may change anything from now on."""
-        self._write(JournalEntry(0, self._epoch, between=True))
+        self._write(JournalEntry(0, self._epoch, between=True), flush=True)
 
-    def _write(self, entry: JournalEntry) -> None:
+    def _write(self, entry: JournalEntry, *, flush: bool = False) -> None:
         if self._journal is None:
             return
         try:
-            self._journal.write(entry)
+            self._journal.write(entry, flush=flush)
         except OSError as error:
             _log.warning("tf2dist: %s cannot be written: %s", self._journal.path, error.strerror)
             self._journal = None
@@ -100,7 +99,7 @@ def announced(
     finally:
         servers.note_kept(0, 0)
         journal.close()
-    parts.drop()
+        parts.drop({task.index for task in servers.parameter_servers()})
 
 
 class _Parts:
@@ -111,6 +110,7 @@ class _Parts:
         self._variables = stored_variables(model) if saves_only_keras_variables(model) else []
         self._seeds = seed_states(model)
         self._places = [_server(v.value.device) for v in self._variables + self._seeds]
+        self._left: list[tuple[str, int]] = []
         self._used: dict[int, list[int]] = defaultdict(list)
         for number, place in enumerate(self._places):
             if place is not None:
@@ -136,16 +136,18 @@ class _Parts:
         assert saver is not None
         tokens = counts.updates if counts.tokens is None else counts.tokens
         plan = self._plan(counts, directory, journal, sums_make_logs=sums_make_logs)
+        self._left = [*((HANDLES, server) for server in self._used), (COUNTS, saver), (PLAN, saver)]
         for server, numbers in self._used.items():
             eager_service.leave(HANDLES, cpu_of(server), [everything[number].handle for number in numbers])
         eager_service.leave(COUNTS, cpu_of(saver), [counts.updates.handle, counts.under_way.handle, tokens.handle])
         eager_service.leave(PLAN, cpu_of(saver), [tf.constant(np.frombuffer(plan.encoded(), np.uint8))])
-        self._left = [*((HANDLES, server) for server in self._used), (COUNTS, saver), (PLAN, saver)]
         servers.note_kept(eager_service.context_id(), saver)
 
-    def drop(self) -> None:
-        """Drops what was left on the servers, which else keeps the variables alive."""
+    def drop(self, present: Collection[int]) -> None:
+        """Drops what was left on those servers that are there, which else keeps the variables alive."""
         for name, server in self._left:
+            if server not in present:
+                continue
             with contextlib.suppress(tf.errors.OpError):
                 eager_service.drop(name, cpu_of(server))
 
@@ -157,7 +159,8 @@ class _Parts:
         updates = int(counts.updates.numpy())
         counters = []
         for number, variable in enumerate(self._variables):
-            if any(variable.value is counter for counter in counts.followers):
+            # One server applies and counts as a whole, and what a callback has made of a counter is as it should be.
+            if len(self._used) > 1 and any(variable.value is counter for counter in counts.followers):
                 counters.append((*where[number], int(variable.numpy()) - updates))
         return Plan(
             directory=os.path.abspath(directory),
@@ -172,7 +175,7 @@ class _Parts:
             handles={server: len(numbers) for server, numbers in self._used.items()},
             seeds=[(*where[stored + n], _dtype(seed)) for n, seed in enumerate(self._seeds)],
             counters=counters,
-            never_ended=counts.never_ended,
+            never_ended=int(counts.under_way.numpy()),  # of trainings that have failed: none is under way
             fenced=0 if counts.tokens is None else int(tf.size(counts.tokens)),
             steps_per_epoch=self._state.steps_per_epoch,
             shapes=[np.shape(each) for each in self._state.zero_sums],
@@ -182,9 +185,14 @@ class _Parts:
                 "shapes": shapes_of(model),
                 "variables": stored,
                 "best": None,
+                "emergency": True,
                 "shards": [*written.values()],
             },
         )
+
+
+def _flat(sums: Sequence[np.ndarray]) -> np.ndarray:
+    return np.concatenate([np.ravel(each) for each in sums]) if sums else np.zeros(0)
 
 
 def _dtype(variable: Any) -> str:

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import keras
 
 from tf2dist.compat.model import forget_initial_epoch, initial_epoch, restored_variables
+from tf2dist.compat.model_methods import has_own
 from tf2dist.compat.optimizers import learning_rate_variables
 from tf2dist.errors import START_AGAIN, CheckpointError
 from tf2dist.execution.dispatcher_interface import ExecutionResult
@@ -18,6 +19,7 @@ from tf2dist.input.data_adapter import DataAdapter
 from tf2dist.runtime import collectives, session
 from tf2dist.training import data_validation
 from tf2dist.training.callbacks import (
+    act_on_validation,
     has_batch_hooks,
     histories,
     history_of,
@@ -105,6 +107,7 @@ class TrainingLoop:
         )
         self._sums = MetricSums(self._step)  # of the epoch
         self._emergency = EmergencyPlan()
+        self._validation_acts = False  # on the model, so that its end must come, too
         self._dropped_gradients: int | None = None  # in the epoch; None where none can be
         self._logged_steps = 0  # whose metric sums have come, in the part of the epoch that this call makes
 
@@ -147,12 +150,18 @@ class TrainingLoop:
         try:
             self._prepared.train_function  # noqa: B018 - that it is made says what is counted
             counts, has_logs = self._dispatcher.counts_on_servers, self._step.sums_make_logs
+            if counts is not None:
+                acts = act_on_validation(self._prepared.strategy, self._callbacks)
+                self._validation_acts = acts or has_own(self._model, "evaluate")
             with announced(self._checkpoints, self._state, counts, sums_make_logs=has_logs) as self._emergency:
                 logs = {} if start.is_over else self._run_epochs(stream, start, epochs, validate, validation_freq)
         finally:
             self._prepared.in_fit = False
             self._data.close()  # before what reads it is freed, which waits until nobody is at it
         self._dispatcher.cancel()
+        if self._checkpoints and not model.stop_training and self._state.has_trained:
+            for checkpoint in self._checkpoints:  # callbacks may take long now; one that has stopped it would not again
+                checkpoint.save_at_end()
         # Also if a job before this one has died between its last update and this.
         if epochs and model.optimizer is not None:
             model.optimizer.finalize_variable_values(model.trainable_variables)
@@ -185,6 +194,8 @@ class TrainingLoop:
             logs = self._run_epoch(epoch, stream, sums or MetricSums(self._step))
             sums = None
             if validate is not None and _is_validation_epoch(epoch, validation_freq):
+                if self._validation_acts:
+                    self._emergency.end_epoch()
                 validated = validate()
                 if validated is None and self._dispatcher.asked_to_stop:
                     self._save_and_end(self._place((epoch + 1) * self._steps_per_epoch))
@@ -254,7 +265,7 @@ class TrainingLoop:
         self._state.set_epoch_sums(sums.values)
         end = (epoch + 1) * self._steps_per_epoch
         begin = step = self._dispatcher.global_step
-        self._emergency.begin_epoch(epoch, step, sums.values)
+        self._emergency.begin_epoch(epoch, step, sums.values, stops=bool(self._model.stop_training))
         finished = step - epoch * self._steps_per_epoch
         self._data.begin_epoch()
         # Applied updates count: some steps of an execution that was on a dying worker are missing, and made again.
@@ -266,6 +277,7 @@ class TrainingLoop:
             if finished > told:  # steps of an execution whose result is lost
                 session.current().progress.made()
                 self._callbacks.on_train_batch_end(finished - 1, sums.logs() if self._needs_batch_logs else None)
+                self._emergency.reach(self._state.reached, sums.values, stops=bool(self._model.stop_training))
             self._report_step(step)
         self._data.end_epoch()
         if self._logged_steps < step - begin:
