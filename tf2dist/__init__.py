@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tf2dist.cluster.roles import Role, role_of
     from tf2dist.cluster.spec import AnyJobs, Cluster, ClusterError, Task
     from tf2dist.cluster.strategy_names import STRATEGIES
+    from tf2dist.data.data_service import DataService
     from tf2dist.errors import ShardError
     from tf2dist.input.array_adapter import Examples
     from tf2dist.map_reduce.map_reduce import map_reduce
@@ -35,6 +36,7 @@ _HOME = {
     "ClusterError": "cluster.spec",
     "Task": "cluster.spec",
     "Checkpoint": "training.checkpoint",
+    "DataService": "data.data_service",
     "Examples": "input.array_adapter",
     "ExecutionCallback": "training.callbacks",
     "bind": "training.api",
@@ -63,6 +65,7 @@ __all__ = [
     "Checkpoint",
     "Cluster",
     "ClusterError",
+    "DataService",
     "Examples",
     "ExecutionCallback",
     "ParameterServer",

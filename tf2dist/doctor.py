@@ -85,7 +85,7 @@ def examine(timeout: float) -> dict:
 def _cluster(found: environments.Found, listeners: list[Listener], problems: list[str]) -> dict | None:
     if found.cluster is None:
         return None
-    strategy = "ps" if found.cluster.count("ps") else "multiworker"
+    strategy = "ps" if found.cluster.count("ps") else "one" if found.cluster.count("data_worker") else "multiworker"
     role = None
     try:
         role = role_of(strategy, found.cluster)
@@ -103,7 +103,7 @@ def _cluster(found: environments.Found, listeners: list[Listener], problems: lis
         "strategy": strategy,
         "role": role and role.name.lower(),
         "leader": str(leader_of(found.cluster)),
-        "spec": found.cluster.spec,
+        "spec": found.cluster.described,
     }
 
 

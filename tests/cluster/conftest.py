@@ -77,6 +77,9 @@ class Policy:
     def is_server(self, task):
         return task.job == "ps"
 
+    def is_data_worker(self, task):
+        return task.job == "data_worker"
+
     def waits_for_workers(self, lost):
         return False
 

@@ -11,7 +11,7 @@ from tf2dist.cluster import loss_policy
 from tf2dist.cluster.loss_policy import WORKERS_GRACE, LossPolicy, OnLoss, on_loss
 from tf2dist.cluster.spec import AnyJobs, Cluster, ClusterError, Task
 
-CHIEF, EVALUATOR = Task("chief", 0), Task("evaluator", 0)
+CHIEF, EVALUATOR, DATA_WORKER = Task("chief", 0), Task("evaluator", 0), Task("data_worker", 0)
 WORKERS = [Task("worker", i) for i in range(2)]
 PS = [Task("ps", i) for i in range(2)]
 
@@ -21,6 +21,21 @@ def test_under_parameter_servers_a_job_goes_on_without_servers_and_workers(leade
     for task in (CHIEF, EVALUATOR, *WORKERS, *PS):
         expected = {"worker": OnLoss.REPLACE, "ps": OnLoss.RESTORE}.get(task.job, OnLoss.END)
         assert on_loss(task, leader=leader, has_servers=True) is (OnLoss.END if task == leader else expected)
+
+
+@pytest.mark.parametrize("has_servers", [True, False])
+def test_a_job_waits_for_a_lost_data_worker(has_servers):
+    """Also that of a strategy of one process: no pass over the data ends without it."""
+    assert on_loss(DATA_WORKER, leader=CHIEF, has_servers=has_servers) is OnLoss.AWAIT
+    counts = {"chief": 1, "worker": 2, "ps": 2} if has_servers else {"worker": 1}
+    policy = LossPolicy.of(a_cluster(**counts, data_worker=2), has_servers=has_servers)
+    lost = [DATA_WORKER, Task("data_worker", 1)]
+    assert not policy.ends_job(lost)
+    assert not policy.waits_for_workers(lost)
+    assert [policy.is_data_worker(task) for task in (DATA_WORKER, *WORKERS, *PS)] == [True] + 4 * [False]
+    assert loss_policy.summary(lost, leader=CHIEF, has_servers=has_servers) == (
+        "when a data worker is lost, the job goes on, and the task is started again in its place, else the job ends"
+    )
 
 
 @pytest.mark.parametrize("task", [CHIEF, EVALUATOR, *WORKERS, Task("local", 1)], ids=str)
@@ -122,8 +137,8 @@ def test_tables_for_readers_say_what_happens(text):
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
     said = set()
     for tasks, *cells in rows:
-        for name in re.findall("coordinator|worker|ps|peer|evaluator", tasks.partition("(")[0]):
-            task = CHIEF if name == "coordinator" else Task("worker" if name == "peer" else name, 0)
+        for name in re.findall("coordinator|data worker|worker|ps|peer|evaluator", tasks.partition("(")[0]):
+            task = CHIEF if name == "coordinator" else Task("worker" if name == "peer" else name.replace(" ", "_"), 0)
             for has_servers, cell in zip((True, False), cells, strict=False):
                 if cell in ("", "-"):
                     continue
@@ -131,7 +146,7 @@ def test_tables_for_readers_say_what_happens(text):
                 assert ends == cell.startswith("ends the job"), (name, cell)
                 said.add((name, has_servers))
     both = {(name, servers) for name in ("worker", "evaluator") for servers in (True, False)}
-    assert said == {("coordinator", True), ("ps", True), ("peer", False), *both}
+    assert said == {("coordinator", True), ("ps", True), ("data worker", True), ("peer", False), *both}
 
 
 def test_what_a_task_that_has_lost_another_one_ends_with(monkeypatch):

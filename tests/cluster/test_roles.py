@@ -11,6 +11,8 @@ PEERS_WITH_CHIEF = {"chief": ("c:1",), "worker": ("a:1", "b:1")}
 TF1 = {"ps": ("p:1",), "worker": ("a:1", "b:1")}
 TF1_SMALL = {"ps": ("p:1",), "worker": ("a:1",)}
 WITH_CHIEF = {"chief": ("c:1",), "ps": ("p:1", "q:1"), "worker": ("a:1",)}
+READER = {"worker": ("a:1",), "data_worker": ("d:1", "d:2")}
+SERVED_DATA = {**WITH_CHIEF, "data_worker": ("d:1",)}
 NO_WORKER = {"chief": ("c:1",), "ps": ("p:1",)}
 
 
@@ -36,6 +38,10 @@ def at(jobs, job, index):
         ("ps", WITH_CHIEF, ("chief", 0), Role.COORDINATOR),
         ("ps", WITH_CHIEF, ("worker", 0), Role.SERVER),
         ("ps", WITH_CHIEF, ("ps", 1), Role.SERVER),
+        *[(name, READER, ("worker", 0), Role.SOLO) for name in ("one", "mirrored", "central")],
+        *[(name, READER, ("data_worker", 1), Role.SERVER) for name in ("one", "mirrored", "central")],
+        ("ps", SERVED_DATA, ("chief", 0), Role.COORDINATOR),
+        ("ps", SERVED_DATA, ("data_worker", 0), Role.SERVER),
         *[(name, ONE, ("evaluator", 0), Role.EVALUATOR) for name in STRATEGIES],
         ("ps", TF1, ("evaluator", 0), Role.EVALUATOR),
     ],
@@ -53,6 +59,10 @@ def test_role(strategy, jobs, task, role):
         ("ps", None, ("", 0), "--ps=1 --workers=2"),
         ("multiworker", None, ("", 0), "launch local --workers=2"),
         ("multiworker", TF1, ("worker", 0), "no parameter servers, but the cluster has 1"),
+        ("multiworker", READER, ("worker", 0), "no data workers, but the cluster has 2: .*InputContext"),
+        ("multiworker", READER, ("data_worker", 0), "no data workers, but the cluster has 2"),
+        ("mirrored", {**PEERS, "data_worker": ("d:1",)}, ("data_worker", 0), "runs in one process.*2 tasks"),
+        ("ps", READER, ("worker", 0), "at least one ps and one worker, found 0 and 1"),
         ("ps", ONE, ("worker", 0), "at least one ps and one worker, found 0 and 1"),
         ("ps", PEERS, ("worker", 1), "at least one ps and one worker, found 0 and 2"),
         ("ps", NO_WORKER, ("chief", 0), "at least one ps and one worker, found 1 and 0"),
@@ -72,6 +82,8 @@ def test_strategy_and_cluster_do_not_go_together(strategy, jobs, task, told):
         (PEERS_WITH_CHIEF, "chief 0", ["worker 0", "worker 1"]),
         (TF1, "worker 0", ["ps 0", "worker 0", "worker 1"]),
         (WITH_CHIEF, "chief 0", ["ps 0", "ps 1", "worker 0"]),
+        (READER, "worker 0", ["data_worker 0", "data_worker 1"]),
+        (SERVED_DATA, "chief 0", ["ps 0", "ps 1", "worker 0", "data_worker 0"]),
         ({**PEERS, "evaluator": ("e:1",)}, "worker 0", ["worker 1"]),
         ({**WITH_CHIEF, "evaluator": ("e:1",)}, "chief 0", ["ps 0", "ps 1", "worker 0"]),
     ],

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from tf2dist.cluster.spec import Cluster, ClusterError, Task
+from tf2dist.cluster.spec import AnyJobs, Cluster, ClusterError, Task
 
 JOBS = {"chief": ("c:1",), "worker": ("w:1", "w:2"), "ps": ("p:1",)}
 
@@ -164,6 +164,16 @@ def test_addresses_that_are_fine(address, port):
 def test_no_cluster_at_all(jobs):
     with pytest.raises(ClusterError, match=r"no jobs, found|unknown job 3"):
         Cluster(jobs, Task("worker", 0))
+
+
+def test_data_workers_are_found_but_no_members_of_what_tensorflow_connects():
+    jobs = {"worker": ["a:1"], "data_worker": ["d:1", "d:2"]}
+    cluster = Cluster.from_tf_config(config(jobs, {"type": "data_worker", "index": 1}))
+    assert (cluster.spec, cluster.described) == ({"worker": ["a:1"]}, jobs)
+    assert cluster.address() == "d:2"
+    assert Cluster.from_tf_config(cluster.to_tf_config()) == cluster
+    with pytest.raises(ClusterError, match="a job cannot be called 'data_worker'"):
+        AnyJobs({"local": ("h:1",), "data_worker": ("h:2",)}, Task("local", 0))
 
 
 def test_an_evaluator_is_known_but_no_member_of_what_tensorflow_connects():

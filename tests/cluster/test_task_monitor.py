@@ -26,6 +26,28 @@ pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("ended")]
 
 
 class TestLead:
+    def test_data_workers_are_told_also_those_that_come_later(self, lead, connect):
+        lines = [connect("ps", 0), connect("data_worker", 0)]
+        later, other = connect("data_worker", 0)
+        found = iter([later])
+        leader = lead(*lines, policy=LossPolicy(False), find_replacement=lambda task, over: next(found, None))
+        leader.tell("data_worker", "dispatcher 5000")
+        lines[0][1].say("ready")
+        assert lines[1][1].next() == "dispatcher 5000"
+        lines[1][1].end()
+        assert [other.next(), other.next()] == ["go", "dispatcher 5000"]
+        assert [str(task) for task in leader.lost] == ["data_worker 0"]
+        other.say("ready")
+        wait_until(lambda: not leader.lost)
+        leader.end(together=False)
+
+    def test_a_data_worker_that_does_not_come_back_ends_the_job(self, lead, connect, ended):
+        """No pass over the data would end without it."""
+        line, other = connect("data_worker", 0)
+        lead(connect("ps", 0), (line, other), policy=LossPolicy(True, workers_grace=0.1))
+        other.end()
+        assert "it did not come back within 0.1 s" in ended.result(DEADLINE)
+
     def test_ready(self, lead, connect):
         lines = [connect("ps", 0), connect("worker", 0), connect("worker", 1)]
         leader = lead(*lines)

@@ -34,6 +34,14 @@ def places(found):
             ["chief 0 a", "worker 0 a", "worker 1 b", "ps 0 a", "ps 1 b", "ps 2 a", "evaluator 0 a"],
         ),
         (["--hosts=a,b", "--ps=1", "--no-chief"], ["worker 0 a", "worker 1 b", "ps 0 a"]),
+        (
+            ["--hosts=a,b", "--ps=1", "--data_workers=3", "--evaluator"],
+            [
+                *("chief 0 a", "worker 0 a", "worker 1 b", "ps 0 a"),
+                *("data_worker 0 a", "data_worker 1 b", "data_worker 2 a", "evaluator 0 a"),
+            ],
+        ),
+        (["--data_workers=1"], ["worker 0 localhost", "data_worker 0 localhost"]),
         (["--hosts=me@a,[fe80::1]:2"], ["worker 0 me@a", "worker 1 [fe80::1]", "worker 2 [fe80::1]"]),
     ],
 )
@@ -102,6 +110,17 @@ def test_cluster_toml(tmp_path):
     assert places(found) == ["worker 0 a:5000", "worker 1 b", "worker 2 b", "ps 0 c", "evaluator 0 a"]
     assert found.cluster().spec == {"worker": ["a:5000", "b:2222", "b:2223"], "ps": ["c:2222"]}
     assert [found.serves(task) for task in found.tasks] == [False, True, True, True, False]
+    file.write_text('worker = ["a"]\ndata_worker = ["a", "b"]\n')
+    found = read(f"--cluster={file}")
+    assert places(found) == ["worker 0 a", "data_worker 0 a", "data_worker 1 b"]
+    assert found.cluster().spec == {"worker": ["a:2222"]}
+    assert found.cluster().described == {"worker": ["a:2222"], "data_worker": ["a:2223", "b:2222"]}
+    assert [(found.serves(task), found.coordinator_needs(task)) for task in found.tasks] == [
+        (False, False), (True, True), (True, True),
+    ]  # fmt: skip
+    file.write_text('worker = ["a", "b"]\ndata_worker = ["a"]\n')
+    with pytest.raises(UsageError, match="found 2 peers"):
+        read(f"--cluster={file}")
 
 
 def test_ports_follow_each_other_on_a_host():
@@ -118,6 +137,12 @@ def test_ports_follow_each_other_on_a_host():
     [
         (["--workers=0"], "workers is 0"),
         (["--ps=-1"], "servers is -1"),
+        (["--data_workers=-1"], "data workers is -1"),
+        (["--data_workers=65536"], "data workers is 65536"),
+        (["--data_workers=1", "--workers=2"], "found 2 peers, which would get other elements each"),
+        (["--data_workers=1", "--workers=2:4"], "found 4 peers"),
+        (["--data_workers=1", "--workers=1", "--chief"], "found 2 peers"),
+        (["--cluster=/dev/null", "--data_workers=1"], "--data_workers and --cluster=/dev/null both"),
         (["--hosts=a,b", "--workers=3"], "3 workers do not fit in the 2 slots of a, b"),
         (["--hosts=a,a"], "host a is named 2 times"),
         (["--hosts=a,,b"], "has ''"),

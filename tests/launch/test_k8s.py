@@ -114,9 +114,45 @@ def test_every_pod_finds_its_place(kind):
     assert all(pod.env()["TF2DIST_STALL_TIMEOUT"] == "0.5" for pod in found)
 
 
+@pytest.mark.parametrize("kind", ["jobset", "job"])
+def test_data_workers_have_names_ports_and_restarts(kind):
+    made = manifests(f"--kind={kind}", "--workers=1", "--data_workers=2", "--port=7000", "--gpus=1")
+    for each in made:
+        check(each)
+    pods = list(pods_of(made))
+    places = [environments.from_environment(pod.env()) for pod in pods]
+    assert [str(place.task) for place in places] == ["worker 0", "data_worker 0", "data_worker 1"]
+    for pod, place in zip(pods, places, strict=True):
+        assert f"{pod.names[0]}:7000" == place.address()
+        assert "_" not in place.address()
+        assert pod.env()["TF2DIST_DISPATCHER_PORT"] == "7001"
+        limits = pod.spec["containers"][0]["resources"]["limits"]
+        assert ("nvidia.com/gpu" in limits) == (place.task.job == "worker")
+    assert [port["port"] for port in made[0]["spec"]["ingress"][0]["ports"]] == [7000, 7001]
+    jobs = made[1]["spec"]["replicatedJobs"] if kind == "jobset" else []
+    found = [job["template"]["spec"]["backoffLimit"] for job in jobs] or [
+        each["spec"]["backoffLimit"] for each in made[2:]
+    ]
+    assert found == [0, 3]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--kind=tfjob", "--workers=1", "--data_workers=1"], "a TFJob knows no data workers"),
+        (["--workers=1", "--data_workers=1", "--port=65535"], "leaves no port for the dispatcher"),
+        (["--workers=2", "--data_workers=1"], "found 2 peers"),
+    ],
+)
+def test_data_workers_that_cannot_be(arguments, said):
+    with pytest.raises(UsageError, match=said):
+        manifests(*arguments)
+
+
 @pytest.mark.parametrize("kind", k8s.KINDS)
 def test_names_fit_into_what_kubernetes_allows(kind):
     longest = ["--name=" + "n" * 40, "--namespace=" + "9" * 63, "--ps=2", "--workers=1000", "--evaluator"]
+    longest += [] if kind == "tfjob" else ["--data_workers=1000"]
     for pod in pods_of(manifests(f"--kind={kind}", *longest)):
         assert len(f"{pod.name}-abcde") <= 63  # the name of a pod, whose end is random
         assert max(map(len, pod.labels.values())) <= 63

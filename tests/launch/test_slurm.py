@@ -70,6 +70,10 @@ FAILS = (
         (["--ps=1", "--workers=2"], 3, 9, 3, 0, "launch: ps 0 ended with status 9; it is started again (1 more to go)"),
         (["--ps=2", "--workers=1", "--no-chief"], 2, 9, 3, 0, "launch: ps 1 ended with status 9; it is started again"),
         (["--ps=1", "--workers=2", "--max_restarts=1"], 3, 9, 2, 9, "launch: ps 0 ended with status 9; it is started"),
+        (["--ps=1", "--workers=1", "--data_workers=2"], 4, 9, 3, 0, "launch: data_worker 1 ended with status 9; it is"),
+        (["--workers=1", "--data_workers=2"], 1, 9, 3, 0, "launch: data_worker 0 ended with status 9; it is started"),
+        (["--workers=1", "--data_workers=2"], 0, 9, 1, 9, ""),  # the worker that reads
+        (["--data_workers=1", "--max_restarts=1"], 1, 9, 2, 9, "launch: data_worker 0 ended with status 9; it is"),
     ],
 )
 def test_what_a_coordinator_leads_is_started_again(tmp_path, options, number, status, starts, ends, said):

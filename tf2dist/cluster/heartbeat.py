@@ -6,9 +6,15 @@ that the job is done, and each side notices at once when the other one has ended
 
 Messages, one a line: `go` (all tasks are there: start), `ready` (a server serves), `ping`, `bye N` (a peer has
 ended its program after N calls of `fit`, `evaluate` and `predict`), `again` (before that: since the job was preempted),
+<<<<<<< HEAD
 `raised N` (a peer has left the Nth of these calls by an exception), `keeps N K` (parameter servers hold a training, in
 TensorFlow's context N, which server K is to save should the coordinator be lost; 0 for none any more),
 `preempt` (a task was asked to stop), `accept` or `refuse` (the coordinator's answer to a server: the job saves and
+=======
+`raised N` (a peer has left the Nth of these calls by an exception),
+`preempt` (a task was asked to stop), `dispatcher N` (to a data worker: the dispatcher of the data service listens at
+port N of the leader's host), `accept` or `refuse` (the coordinator's answer to a server: the job saves and
+>>>>>>> 9a825614788e37b5647b75109a5c32f24b648433
 ends, or goes on), `done` (the job is over), `done N` (and all tasks end with status N), `late` (the leader counts this
 task as lost, since nothing came from it for the grace period). Of a job that may stall (`stalls`): `stalled` (a peer
 has waited too long), `ask` and its answer `state`, `stacks` and its answer `dumped`.

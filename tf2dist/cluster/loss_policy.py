@@ -6,11 +6,15 @@
 | worker | is started again; the job goes on meanwhile | ends the job | ends the job |
 | ps | is started again; a training with a Checkpoint goes on from it, else the job ends | - | ends the job |
 | peer (chief or worker) | - | ends the job | - |
+| data worker | is started again; the job goes on meanwhile | - | - |
 | evaluator | ends the job | ends the job | ends the job |
+
+A strategy of one process may have data workers, too: the loss of one means the same there.
 
 Launchers start a lost worker again in its place `WORKER_RESTARTS` times unless they are told otherwise (each worker
 under Slurm, all together elsewhere); after that the job goes on with the others, but on Kubernetes, where it ends. When
-no worker is left, the coordinator waits `WORKERS_GRACE` seconds for one to come back, and then ends the job. A job that
+no worker is left, the coordinator waits `WORKERS_GRACE` seconds for one to come back, and then ends the job; so long it
+waits for each data worker, without which no pass over the data ends. A job that
 ends is started again from its last checkpoint where the launcher was told to (--max_restarts). Only the launcher
 watches the evaluator: the leader has no connection to it.
 """
@@ -38,6 +42,7 @@ class OnLoss(enum.Enum):
     """What happens when a task is lost."""
 
     REPLACE = "the job goes on, and the task is started again in its place"
+    AWAIT = "the job goes on, and the task is started again in its place, else the job ends"
     RESTORE = "the task is started again in its place, and a fit with a Checkpoint goes on from it, else the job ends"
     END = "the job ends"
 
@@ -50,6 +55,8 @@ def on_loss(task: Task, *, leader: Task | None, has_servers: bool) -> OnLoss:
       leader: the task that leads the job (`roles.leader_of`); None where the leader itself asks about the others.
       has_servers: whether there are parameter servers, with workers that a coordinator leads.
     """
+    if task.job == "data_worker":
+        return OnLoss.AWAIT
     if not has_servers or task == leader:
         return OnLoss.END
     return {"worker": OnLoss.REPLACE, "ps": OnLoss.RESTORE}.get(task.job, OnLoss.END)
@@ -60,7 +67,8 @@ def summary(tasks: Iterable[Task], *, leader: Task | None, has_servers: bool) ->
     names: dict[OnLoss, list[str]] = {}
     for task in tasks:
         # Without a chief a worker leads, and is not as the others are.
-        name = str(task) if task == leader else f"an {task.job}" if task.job == "evaluator" else f"a {task.job}"
+        kind = task.job.replace("_", " ")
+        name = str(task) if task == leader else f"an {kind}" if kind == "evaluator" else f"a {kind}"
         found = names.setdefault(on_loss(task, leader=leader, has_servers=has_servers), [])
         if name not in found:
             found.append(name)
@@ -122,6 +130,10 @@ class LossPolicy:
     def is_server(self, task: Task) -> bool:
         """Returns whether the task is a parameter server."""
         return on_loss(task, leader=None, has_servers=self.has_servers) is OnLoss.RESTORE
+
+    def is_data_worker(self, task: Task) -> bool:
+        """Returns whether the task is a data worker, which has to come back."""
+        return on_loss(task, leader=None, has_servers=self.has_servers) is OnLoss.AWAIT
 
     def lets_go(self, task: Task, lost: Collection[Task]) -> bool:
         """Returns whether this task may end alone when it is asked to stop, beside those that are lost."""

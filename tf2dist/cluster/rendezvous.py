@@ -65,7 +65,7 @@ def _greeting(cluster: Cluster, to: Task) -> dict[str, object]:
         "from": str(cluster.task),
         "to": str(to),
         "job": cluster.job_id,
-        "cluster": cluster.spec,
+        "cluster": cluster.described,
         "versions": versions(),
     }
 
@@ -433,8 +433,8 @@ def _difference(cluster: Cluster, greeting: dict[str, object]) -> str:
         return f"belongs to another job: {cluster.job_id}, not {theirs}"
     if greeting.get("to") != str(cluster.task):
         return f"was started as {cluster.task}, and is taken for {greeting.get('to')}"
-    if greeting.get("cluster") != cluster.spec:
-        return f"was started with another cluster: {cluster.spec}, not {greeting.get('cluster')}"
+    if greeting.get("cluster") != cluster.described:
+        return f"was started with another cluster: {cluster.described}, not {greeting.get('cluster')}"
     if greeting.get("versions") != versions():
         return f"has other versions: {versions()}, not {greeting.get('versions')}"
     return ""

@@ -15,7 +15,7 @@ class Role(enum.Enum):
     PEER = "runs the loop in lockstep with its peers"
     COORDINATOR = "runs the loop and sends the steps to workers"
     EVALUATOR = "evaluates the checkpoints of the others"
-    SERVER = "serves variables, or runs the steps that it is sent"
+    SERVER = "serves variables, runs the steps that it is sent, or makes elements of data"
 
 
 def role_of(strategy: str, cluster: Cluster | None) -> Role:
@@ -27,18 +27,26 @@ def role_of(strategy: str, cluster: Cluster | None) -> Role:
     if cluster is not None and cluster.task.job == "evaluator":
         return Role.EVALUATOR
     if strategy not in ("ps", "multiworker"):
-        if cluster is not None and len(cluster.tasks) > 1:
+        tasks = [] if cluster is None else [task for task in cluster.tasks if task.job != "data_worker"]
+        if len(tasks) > 1:
             raise ClusterError(
-                f"strategy {strategy} runs in one process, but the cluster has {len(cluster.tasks)} tasks; "
+                f"strategy {strategy} runs in one process, but the cluster has {len(tasks)} tasks; "
                 "ps and multiworker run on a cluster"
             )
-        return Role.SOLO
+        return Role.SERVER if cluster is not None and cluster.task not in tasks else Role.SOLO
     if cluster is None:
         raise ClusterError(
             f"strategy {strategy} needs a cluster, and there is neither TF_CONFIG nor host flags; start one here with "
             f"python -m tf2dist launch local {'--ps=1 ' if strategy == 'ps' else ''}--workers=2 -- YOUR_SCRIPT"
         )
     if strategy == "multiworker":
+        if cluster.count("data_worker"):
+            raise ClusterError(
+                f"strategy multiworker has no data workers, but the cluster has {cluster.count('data_worker')}: each "
+                "peer would get other elements of their data, and peers cut the same global batch; ps and the "
+                "strategies of one process can have them, and without them a function of tf.distribute.InputContext "
+                "reads in each peer"
+            )
         if cluster.count("ps"):
             raise ClusterError(
                 f"strategy multiworker has no parameter servers, but the cluster has {cluster.count('ps')}"

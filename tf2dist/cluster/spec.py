@@ -12,7 +12,8 @@ from typing import ClassVar, cast
 
 from tf2dist.errors import UsageError, printable
 
-JOBS = ("chief", "worker", "ps", "evaluator")
+JOBS = ("chief", "worker", "ps", "evaluator", "data_worker")
+_APART = ("evaluator", "data_worker")  # of whom TensorFlow's cluster must not know
 MOST_TASKS = 65_535  # of a job that a few characters can ask for; a host has as many ports
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
@@ -43,7 +44,8 @@ class Cluster:
 
     Args:
       jobs: job name to addresses "host:port" in the order of their indices. An evaluator is not a member of the
-        cluster that TensorFlow sees (tensorflow#46169); it may be named here and is left out by `spec`.
+        cluster that TensorFlow sees (tensorflow#46169), nor is a data worker; they may be named here and are left out
+        by `spec`.
       task: this process.
       job_id: what this job is called, by which its tasks know those of another one at the same addresses; empty if it
         has no name. It is no part of the description: clusters are equal without it.
@@ -93,7 +95,7 @@ class Cluster:
             )
 
     def _check_name(self, job: object, found: object) -> None:
-        if self.any_jobs and (not isinstance(job, str) or job == "evaluator" or not _NAME.fullmatch(job)):
+        if self.any_jobs and (not isinstance(job, str) or job in _APART or not _NAME.fullmatch(job)):
             raise ClusterError(f"a job cannot be called {job!r}; a name has letters, digits and _, as local_1")
         if not self.any_jobs and job not in JOBS:
             raise ClusterError(f"unknown job {job!r} in the cluster, found {found!r}; jobs are {', '.join(JOBS)}")
@@ -106,6 +108,11 @@ class Cluster:
     @property
     def spec(self) -> dict[str, list[str]]:
         """The jobs that TensorFlow connects to each other, as `tf.train.ClusterSpec` takes them."""
+        return {job: addresses for job, addresses in self.described.items() if job not in _APART}
+
+    @property
+    def described(self) -> dict[str, list[str]]:
+        """The jobs whose tasks find each other: those of `spec`, and data workers. TF_CONFIG has them."""
         return {job: list(addresses) for job, addresses in self.jobs.items() if addresses and job != "evaluator"}
 
     def count(self, job: str) -> int:
@@ -134,7 +141,7 @@ class Cluster:
     def to_tf_config(self) -> str:
         """The JSON that TensorFlow reads from the environment variable TF_CONFIG."""
         task = {"type": self.task.job, "index": self.task.index}
-        return json.dumps({"cluster": self.spec, "task": task})
+        return json.dumps({"cluster": self.described, "task": task})
 
     @classmethod
     def from_tf_config(cls, text: str) -> Cluster:

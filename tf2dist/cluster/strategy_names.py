@@ -28,6 +28,6 @@ def check_strategy(name: str, replicas: int | None = None) -> None:
 
 def default_strategy(cluster: Cluster | None) -> str:
     """Returns the strategy that fits a cluster, for commands that name none."""
-    if cluster is None or len(cluster.tasks) == 1:
+    if cluster is None or len(cluster.tasks) - cluster.count("data_worker") == 1:
         return "one"
     return "ps" if cluster.count("ps") else "multiworker"

@@ -77,6 +77,7 @@ class LeaderMonitor:
         self._answers: dict[Task, str] = {}  # to the last question
         self._answered = threading.Condition()
         self._on_stalled: Callable[[], object] = lambda: None
+        self._told: dict[str, str] = {}  # by `tell`
         for connection in connections:
             threading.Thread(target=self._monitor, args=(connection,), name="monitor", daemon=True).start()
         for task in missing:
@@ -173,6 +174,14 @@ class LeaderMonitor:
         """Lets no worker go that is asked to stop: the job as a whole is, and needs them to save."""
         self._preempted = True
 
+    def tell(self, job: str, message: str) -> None:
+        """Sends a message to the tasks of a job, and to those that are started in their places. It may come twice."""
+        with self._changed:
+            self._told[job] = message
+            connections = [connection for connection in self.connections if connection.task.job == job]
+        for connection in connections:
+            connection.send(message)
+
     def preempt(self) -> None:
         """Tells every other task that the job was asked to stop."""
         for connection in self.connections:
@@ -262,6 +271,10 @@ class LeaderMonitor:
     def _greet(self, new: TaskConnection) -> None:
         """Has a task begin that came after the others."""
         new.send("go")
+        with self._changed:
+            told = self._told.get(new.task.job)
+        if told:
+            new.send(told)
         if self._over.is_set():  # `end` may have sent it to the lost task, or before there was one
             new.send(self._done)
 
@@ -357,6 +370,9 @@ class LeaderMonitor:
         if self._policy.is_server(connection.task):
             _log.warning("tf2dist: %s; training goes on from its last checkpoint when it is back", why)
             threading.Thread(target=self._wait_for_server, args=(connection, why), name="monitor", daemon=True).start()
+        elif self._policy.is_data_worker(connection.task):
+            _log.warning("tf2dist: %s; what it had in hand is lost, and a pass over the data ends when it is back", why)
+            threading.Thread(target=self._wait_for_server, args=(connection, why), name="monitor", daemon=True).start()
         elif not none_left:
             if not said:
                 _log.warning("tf2dist: %s; the job goes on without it", why)
@@ -372,7 +388,7 @@ class LeaderMonitor:
         self._on_fatal_loss(why)
 
     def _wait_for_server(self, lost: TaskConnection, why: str) -> None:
-        """Ends the job unless a lost server, of which `why` says how, comes back in time."""
+        """Ends the job unless a lost server or data worker, of which `why` says how, comes back in time."""
         grace = self._policy.workers_grace
         with self._changed:
             starts = self._starts[lost.task]

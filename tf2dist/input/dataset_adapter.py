@@ -73,8 +73,42 @@ class DatasetAdapter(ReadByTensorFlow):
         if self._steps is not None:
             return min(self._steps, found) if found >= 0 else self._steps
         if found == tf.data.UNKNOWN_CARDINALITY:
+            found = self._count_of_service()
+        if found == tf.data.UNKNOWN_CARDINALITY:
             found = self._count_by_reading()
         return None if found == tf.data.INFINITE_CARDINALITY else found
+
+    def _count_of_service(self) -> int:
+        """The cardinality where a `tf2dist.DataService` has noted it, which TensorFlow does not know."""
+        graph = self._served_graph
+        return int(self._from_graph(graph.counted()).cardinality()) if graph else tf.data.UNKNOWN_CARDINALITY
+
+    @functools.cached_property
+    def _served_graph(self) -> DatasetGraph | None:
+        """The graph of a dataset of which a `tf2dist.DataService` makes a part."""
+        try:
+            graph = DatasetGraph(self.dataset)
+        except LOST_TASK_ERRORS:
+            raise
+        except (tf.errors.OpError, ValueError):  # it cannot be copied
+            return None
+        return graph if graph.served_by else None
+
+    def in_order(self) -> DatasetAdapter:
+        """The same data, of which no element may be missing, and which must come in its order.
+
+        Raises:
+          UsageError: several data workers make its elements.
+        """
+        graph = self._served_graph
+        if graph is None:
+            return self
+        if graph.served_by > 1:
+            raise UsageError(
+                f"predictions come in the order of the data, and {graph.served_by} data workers make its elements in "
+                "any order; give predict the Dataset without tf2dist.DataService, or use one data worker"
+            )
+        return DatasetAdapter(self._from_graph(graph.counted()), self._steps, self._progress)
 
     def _count_by_reading(self) -> int:
         """Reads a copy, so that the first epoch has the dataset's first random order, as in Keras."""

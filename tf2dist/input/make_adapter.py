@@ -135,12 +135,17 @@ def _as_keras_takes(value: Any) -> Any:
 
 
 def make_finite_adapter(
-    data: Any, *, batch_size: int | None = None, steps: int | None = None, progress: InputProgress | None = None
+    data: Any,
+    *,
+    batch_size: int | None = None,
+    steps: int | None = None,
+    progress: InputProgress | None = None,
+    in_order: bool = False,
 ) -> FiniteDataAdapter:
     """Adapts anything that `evaluate` and `predict` take, to be read once from beginning to end.
 
     A function is called once, as for a job of one process; its Dataset is then cut like any other, so that every
-    example is used once. `progress` is told as by `make_data_adapter`.
+    example is used once. `progress` is told as by `make_data_adapter`. `in_order`: the order of the examples matters.
 
     Raises:
       ValueError: as `make_data_adapter`.
@@ -153,6 +158,8 @@ def make_finite_adapter(
     adapter = make_data_adapter(data, batch_size=batch_size, steps=steps, progress=progress)
     if isinstance(adapter, InputFunctionAdapter):
         raise UsageError("a data function must be given as it is, and return a tf.data.Dataset")
+    if in_order and isinstance(adapter, DatasetAdapter):
+        adapter = adapter.in_order()
     if steps and isinstance(adapter, Examples):
         return adapter.first(steps)
     if steps and isinstance(adapter, DatasetAdapter) and has_tensor_rows(data):

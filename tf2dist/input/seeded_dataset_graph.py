@@ -8,6 +8,7 @@ come, whatever the dataset's options say.
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,7 +26,22 @@ _SEED_INPUTS = {
     "SamplingDataset": (2, 3),
 }
 _GENERATOR_INPUT = {"ShuffleDatasetV3": 4, "ShuffleAndRepeatDatasetV2": 5, "RandomDatasetV2": 2}
+_SERVED = "tf2dist_data_service"  # begins the name of the operation after a data service; see `mark_served`
+_SERVED_NAME = re.compile(rb"tf2dist_data_service_(\d+)_(known|unknown)")
 _PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
+
+
+def mark_served(dataset: tf.data.Dataset, steps: int, workers: int) -> tf.data.Dataset:
+    """Notes in a dataset whose elements a data service makes how many there are, and how many workers make them.
+
+    TensorFlow does not know how many elements a service yields, so neither a program that asks for `cardinality()`. An
+    assertion would fail a pass in which elements were lost with a worker.
+
+    Args:
+      steps: the cardinality of what is served.
+    """
+    known = "unknown" if steps == tf.data.UNKNOWN_CARDINALITY else "known"
+    return dataset.take(max(steps, -1), name=f"{_SERVED}_{workers}_{known}")
 
 
 class DatasetGraph:
@@ -47,6 +63,27 @@ class DatasetGraph:
     def reads_service(self) -> bool:
         """Does it read a tf.data service, which gives each process that reads it other elements?"""
         return any(node.op.startswith("DataServiceDataset") for _, nodes in self._bodies() for node in nodes)
+
+    @property
+    def operations(self) -> list[str]:
+        """The names of the operations of the pipeline itself, without what its functions do with an element."""
+        return [node.op for node in self._graph.node if node.op.rstrip("V0123456789").endswith("Dataset")]
+
+    @property
+    def served_by(self) -> int:
+        """How many workers make the elements that `mark_served` has noted; 0 if there are none."""
+        return max((int(found[1]) for found in map(_served, self._graph.node) if found), default=0)
+
+    def counted(self) -> tf.Tensor:
+        """The graph as string[], in which what `mark_served` has noted is known, and its absence an error."""
+        graph = tf.compat.v1.GraphDef()
+        graph.CopyFrom(self._graph)
+        for node in graph.node:
+            found = _served(node)
+            if found and found[2] == b"known":
+                node.op = "AssertCardinalityDataset"
+                del node.attr["metadata"]
+        return tf.constant(graph.SerializeToString())
 
     @property
     def caches_in_files(self) -> bool:
@@ -123,6 +160,10 @@ class DatasetGraph:
                         yield body, node
                 elif "seed" in node.attr and "seed2" in node.attr and not (node.attr["seed"].i or node.attr["seed2"].i):
                     yield body, node
+
+
+def _served(node) -> re.Match[bytes] | None:
+    return _SERVED_NAME.search(node.attr["metadata"].s) if node.op == "TakeDataset" else None
 
 
 def _value(constant) -> int:

@@ -84,7 +84,9 @@ class Layout:
         return job == "worker" or (job == "chief" and not self.count("ps"))
 
     def serves(self, task: Task) -> bool:
-        """Does the task serve a coordinator? With parameter servers all but the leader do; without, all are peers."""
+        """Does the task serve another one? Data workers do, and with parameter servers all but the leader."""
+        if task.job == "data_worker":
+            return True
         return self.count("ps") > 0 and task.job != "evaluator" and task != self.leader
 
     def coordinator_of(self, task: Task) -> Task | None:
@@ -93,7 +95,7 @@ class Layout:
 
     def coordinator_needs(self, task: Task) -> bool:
         """Does the coordinator of this task wait for another in its place when it is lost?"""
-        return self._on_loss(task) is OnLoss.RESTORE
+        return self._on_loss(task) in (OnLoss.RESTORE, OnLoss.AWAIT)
 
     def _on_loss(self, task: Task) -> OnLoss:
         return on_loss(task, leader=self.leader, has_servers=self.count("ps") > 0)
@@ -122,6 +124,15 @@ class Layout:
             raise UsageError(
                 f"--workers={self.fewest_workers}:{self.count('worker')}: {backend} cannot start a job again with "
                 "fewer workers, `launch local` and `launch ssh` can; give one number"
+            )
+
+    def check_data_workers(self) -> None:
+        """Raises UsageError if there are data workers, and no single process that could read from them."""
+        if self.count("data_worker") and not self.count("ps") and self.count("worker") + self.count("chief") > 1:
+            raise UsageError(
+                f"data workers are for a job with parameter servers or with one worker, found "
+                f"{self.count('worker') + self.count('chief')} peers, which would get other elements each; give --ps, "
+                "or read in each peer"
             )
 
     @property
@@ -159,11 +170,12 @@ def place_tasks(
     chief: bool | None = None,
     evaluator: bool = False,
     hosts: Sequence[tuple[str, int]] = (),
+    data_workers: int | None = None,
 ) -> Layout:
     """Places so many tasks on hosts.
 
-    Workers take the slots of the hosts in order. The others do little work and need no slot: chief and evaluator are
-    on the first host, and parameter servers go round, one a host.
+    Workers take the slots of the hosts in order. The others need no slot: chief and evaluator are on the first host,
+    and parameter servers and data workers go round, one a host.
 
     Args:
       ps: parameter servers; 0 if not given.
@@ -171,14 +183,18 @@ def place_tasks(
       chief: is there a chief? None: if there are parameter servers; it coordinates them.
       evaluator: is there a task that evaluates the checkpoints of the others?
       hosts: name and number of slots of each; without, everything is on this machine.
+      data_workers: tasks that make elements of data; 0 if not given.
 
     Raises:
       UsageError: a number is out of its range, or there are more workers than slots.
     """
-    ps = ps or 0
-    for what, number in {"parameter servers": ps, "workers": workers or 0, "slots": sum(n for _, n in hosts)}.items():
+    ps, data_workers = ps or 0, data_workers or 0
+    numbers = {"parameter servers": ps, "workers": workers or 0, "data workers": data_workers}
+    for what, number in (numbers | {"slots": sum(n for _, n in hosts)}).items():
         if number > MOST_TASKS:
             raise UsageError(f"the number of {what} is {number}; it must be {MOST_TASKS} or less")
+    if data_workers < 0:
+        raise UsageError(f"the number of data workers is {data_workers}; it must be 0 or more")
     slots = [name for name, number in hosts for _ in range(number)]
     workers = (len(slots) or 1) if workers is None else workers
     if ps < 0:
@@ -196,8 +212,11 @@ def place_tasks(
     placed = [PlacedTask(Task("chief", 0), names[0])] if chief else []
     placed += [PlacedTask(Task("worker", index), slots[index]) for index in range(workers)]
     placed += [PlacedTask(Task("ps", index), names[index % len(names)]) for index in range(ps)]
+    placed += [PlacedTask(Task("data_worker", index), names[index % len(names)]) for index in range(data_workers)]
     placed += [PlacedTask(Task("evaluator", 0), names[0])] if evaluator else []
-    return Layout(tuple(placed))
+    layout = Layout(tuple(placed))
+    layout.check_data_workers()
+    return layout
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -219,10 +238,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--evaluator", action="store_true", help="a task that evaluates the checkpoints of the others")
     group.add_argument(
+        "--data_workers",
+        type=int,
+        metavar="N",
+        help="tasks that make elements of data for a tf2dist.DataService (default: 0); with --ps, or with one worker",
+    )
+    group.add_argument(
         "--hosts",
         metavar="A,B:2",
         help="hosts, with the number of slots for workers if it is not 1; chief and evaluator are on the first, "
-        "parameter servers go round",
+        "parameter servers and data workers go round",
     )
     group.add_argument("--hostfile", metavar="FILE", help="the same, one a line: 'A', 'B:2' or 'B slots=2'")
     group.add_argument("--cluster", metavar="FILE", help='TOML: worker = ["a", "b:2222"], ps = ["c"], ...')
@@ -264,11 +289,14 @@ def from_options(options: argparse.Namespace) -> Layout:
     if options.stall_timeout is not None and not 0 <= options.stall_timeout < float("inf"):
         raise UsageError(f"--stall_timeout={options.stall_timeout:g} must be a number of seconds, or 0 for never")
     if ways == ["cluster"]:
-        for name in ("ps", "workers", "chief", "evaluator"):
+        for name in ("ps", "workers", "chief", "evaluator", "data_workers"):
             if getattr(options, name) not in (None, False):
                 raise UsageError(f"--{name} and --cluster={options.cluster} both say the tasks; give one of them")
         jobs = hostfile.read_cluster_file(options.cluster)
-        return Layout(tuple(PlacedTask(Task(job, i), *at) for job, found in jobs.items() for i, at in enumerate(found)))
+        placed = [PlacedTask(Task(job, i), *at) for job, found in jobs.items() for i, at in enumerate(found)]
+        layout = Layout(tuple(placed))
+        layout.check_data_workers()
+        return layout
     found = []
     if options.hosts is not None:
         found = hostfile.parse_hosts(options.hosts)
@@ -278,7 +306,9 @@ def from_options(options: argparse.Namespace) -> Layout:
         if times > 1:
             raise UsageError(f"host {name} is named {times} times; several slots are {name}:N")
     numbers: WorkerNumbers | None = options.workers
-    layout = place_tasks(options.ps, numbers and numbers.most, options.chief, options.evaluator, found)
+    layout = place_tasks(
+        options.ps, numbers and numbers.most, options.chief, options.evaluator, found, options.data_workers
+    )
     if numbers is None or layout.count("ps"):  # it goes on without lost workers anyway
         return layout
     return replace(layout, fewest_workers=numbers.fewest)

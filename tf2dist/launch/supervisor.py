@@ -47,9 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max_restarts",
         type=int,
         metavar="N",
-        help="how often a worker or server that has failed is started again in its place under parameter servers, and "
-        f"else the whole job, which goes on from its last checkpoint (default: {WORKER_RESTARTS} for those under "
-        f"parameter servers and with --workers=MIN:MAX, else 0); a job that was preempted is started again "
+        help="how often a failed data worker, and a worker or server under parameter servers, is started again "
+        f"in its place, and else the whole job, which goes on from its last checkpoint (default: {WORKER_RESTARTS} for "
+        "those and with --workers=MIN:MAX, else 0); a job that was preempted is started again "
         f"{PREEMPTIONS} times besides, unless N is 0",
     )
     group.add_argument("--logs", metavar="DIR", help="a file for what each task prints, instead of showing it")

@@ -148,7 +148,7 @@ def _printed(servers: Iterable[Task]) -> str:
     with open(_OWN_OUTPUT, "rb") as file:
         texts = [file.read()]
     for task in servers:
-        if task.job == "evaluator" or task in session.current().lost_tasks():
+        if task.job in ("evaluator", "data_worker") or task in session.current().lost_tasks():
             continue
         try:
             with tf.device(f"/job:{task.job}/task:{task.index}/cpu:0"):

@@ -1,4 +1,4 @@
-"""A server task: a parameter server that holds variables, or a worker that runs the steps that it is sent."""
+"""A server task: a parameter server that holds variables, a worker that runs steps, or a data worker."""
 
 # TensorFlow ships no types.
 # pyright: strict, reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -32,10 +32,10 @@ _log = logging.getLogger("tf2dist")
 
 
 def serve(cluster: Cluster, limit: float | None = None, preemption: Preemption | None = None) -> int:
-    """Serves variables or runs steps for the job's coordinator, until the job is done.
+    """Serves variables, runs steps or makes elements of data for the task that leads the job, until that is done.
 
     Args:
-      cluster: with this process as a ps or a worker.
+      cluster: with this process as a ps, a worker or a data worker.
       limit: seconds to wait for the coordinator; `rendezvous.start_timeout` if not given.
       preemption: of this process; says whether SIGTERM asks the job to stop.
 
@@ -47,18 +47,22 @@ def serve(cluster: Cluster, limit: float | None = None, preemption: Preemption |
       TaskLostError: the coordinator died before the job was done.
       UsageError: TensorFlow uses fewer GPUs than this worker was given.
     """
-    connection = rendezvous.wait_for_leader(cluster, leader_of(cluster), limit or rendezvous.start_timeout())
+    limit = limit or rendezvous.start_timeout()
+    connection = rendezvous.wait_for_leader(cluster, leader_of(cluster), limit)
     with heartbeat.sending_heartbeats([connection]):  # on a slow host the import alone takes longer than their grace
         tf = import_tensorflow()
-        from tf2dist.runtime import devices, tensorflow_config_proto
+        from tf2dist.runtime import data_service, devices, tensorflow_config_proto
         from tf2dist.runtime.emergency_checkpoint import KeptTraining
 
         if cluster.task.job == "worker":
             devices.check_given_gpus()
-        options = tensorflow_config_proto.make_for_server(cluster)
-        server = tf.distribute.Server(
-            cluster.spec, job_name=cluster.task.job, task_index=cluster.task.index, protocol="grpc", config=options
-        )
+        if cluster.task.job == "data_worker":
+            server = data_service.start_worker(connection, cluster, limit)
+        else:
+            options = tensorflow_config_proto.make_for_server(cluster)
+            server = tf.distribute.Server(
+                cluster.spec, job_name=cluster.task.job, task_index=cluster.task.index, protocol="grpc", config=options
+            )
     preemption = preemption or Preemption()
     preemption.tell_by(lambda: connection.send("preempt"))
     request = _StopRequest(connection)

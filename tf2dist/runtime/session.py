@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
     import tensorflow as tf
 
+    from tf2dist.runtime.data_service import RunningService
+
 _SAVE_GRACE = 60.0  # seconds for what is being saved when another task is lost; platforms may give less
 _MARK_GRACE = 5.0  # seconds to note in files that the job was preempted; they may be on a file system that hangs
 
@@ -58,6 +60,7 @@ class Session(FailureReporter):
       free_workers: ends what keeps the workers busy between two updates of a synchronous training. Whoever needs them
         for something else calls it.
       servers: tells which workers and parameter servers of this coordinator's are there; None in any other process.
+      data_service: that of the job's data workers, in the process that leads; None without any.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class Session(FailureReporter):
         self.strategy: tf.distribute.Strategy | None = None
         self.free_workers: Callable[[], object] = lambda: None
         self.servers: MonitoredServers | None = None
+        self.data_service: RunningService | None = None
         self._start_timeout = start_timeout
         self._monitor: LeaderMonitor | FollowerMonitor | None = None
         self._leads = leads
@@ -236,10 +240,11 @@ def join(
 ) -> tf.distribute.Strategy:
     """Takes this process's place in the job and returns its strategy.
 
-    A server (a ps, or a worker that a coordinator leads) serves inside of this call and the process exits when the
-    job is done, so what follows in the script runs only in processes that run a loop, and in an evaluator. Without a
-    cluster "one", "mirrored" and "central" just work; with one of several tasks, each of which would train by itself,
-    they are refused. A process takes its place in a cluster once; alone it may call this again, for another strategy.
+    A server (a ps, a worker that a coordinator leads, or a data worker) serves inside of this call and the process
+    exits when the job is done, so what follows in the script runs only in processes that run a loop, and in an
+    evaluator. Without a cluster "one", "mirrored" and "central" just work; with one of several tasks, each of which
+    would train by itself, they are refused. A process takes its place in a cluster once; alone it may call this again,
+    for another strategy.
 
     Args:
       name: one of `tf2dist.STRATEGIES`.
@@ -266,7 +271,8 @@ def join(
     if cluster is None:  # also for strategies of one process: each task of a job would train by itself, unseen
         cluster = environments.from_environment()
     role = role_of(name, cluster)
-    if role in (Role.COORDINATOR, Role.PEER):
+    has_data_workers = cluster is not None and cluster.count("data_worker") > 0
+    if role in (Role.COORDINATOR, Role.PEER) or (role is Role.SOLO and has_data_workers):
         _check_first()
     limit = start_timeout or rendezvous.start_timeout()
     stall_limit = _stall_limit(stall_timeout)
@@ -275,7 +281,7 @@ def join(
     session = _begin(Session(cluster, role, start_timeout=limit, preemptible=preemptible))
     if session.preemption.by_signal and os.getpid() == 1:
         session.preemption.handle_sigterm()  # of a container, where a signal without a handler does nothing
-    if role in (Role.EVALUATOR, Role.SOLO):
+    if role is Role.EVALUATOR or (role is Role.SOLO and not has_data_workers):
         strategy = _make_strategy(session, *(("one", None) if role is Role.EVALUATOR else (name, replicas)), None)
         session.end_job_at_exit()
         session.watch_for_stalls(stall_limit)
@@ -283,12 +289,12 @@ def join(
     assert cluster is not None
     if role is Role.SERVER:
         serve_and_exit(cluster, limit, session.preemption)
-    if role is Role.COORDINATOR:
+    if role in (Role.COORDINATOR, Role.SOLO):
         _begin_coordinator(session, cluster, limit, fewest)
     else:
         _begin_peer(session, cluster, limit)
     session.watch_for_stalls(stall_limit)
-    return _make_strategy(session, name, replicas, cluster)
+    return _make_strategy(session, name, replicas, None if role is Role.SOLO else cluster)
 
 
 def _fewest_workers(given: int | None, name: str, cluster: Cluster | None) -> int | None:
@@ -344,6 +350,8 @@ def connect(cluster: Cluster | None = None, *, replicas: int | None = None, star
       As `join`, and TaskLostError when a task dies before the program begins; later on that ends this process.
     """
     cluster = cluster or environments.from_environment()
+    if cluster is not None and cluster.count("data_worker"):
+        raise UsageError("tf2dist.connect has no use for data workers, which read for tf2dist.join; start it without")
     tensorflow_import.set_defaults()
     limit = start_timeout or rendezvous.start_timeout()
     others = [] if cluster is None else [t for t in cluster.tasks if t != leader_of(cluster) and t.job != "evaluator"]
@@ -397,10 +405,14 @@ def _make_strategy(
 
 
 def _begin_coordinator(session: Session, cluster: Cluster, limit: float, fewest_workers: int | None) -> None:
-    """Finds the servers and monitors them; see `join` for `fewest_workers`."""
+    """Finds the servers, or the data workers of a process that trains alone, and monitors them.
+
+    See `join` for `fewest_workers`.
+    """
     rendezvous.check_port_free(cluster)
-    policy = LossPolicy.of(cluster, has_servers=True, fewest_workers=fewest_workers)
-    if leader_of(cluster).job == "worker":
+    coordinates = session.role is Role.COORDINATOR
+    policy = LossPolicy.of(cluster, has_servers=coordinates, fewest_workers=fewest_workers)
+    if coordinates and leader_of(cluster).job == "worker":
         fork_worker_0_server(cluster, limit, session.preemption)
     followers = followers_of(cluster)
     if fewest_workers is None:
@@ -416,12 +428,18 @@ def _begin_coordinator(session: Session, cluster: Cluster, limit: float, fewest_
         missing=missing,
     )
     session.monitor_with(monitor)
-    session.servers = MonitoredServers(monitor, cluster)
+    if coordinates:
+        session.servers = MonitoredServers(monitor, cluster)
     session.preemption.tell_by(monitor.keep_workers)
     if missing:
         names = ", ".join(f"{task} at {cluster.address(task)}" for task in missing)
         _log.warning("tf2dist: the job begins without %s; who comes later joins it", names)
     tensorflow_import.import_tensorflow()
+    if workers := cluster.count("data_worker"):
+        from tf2dist.runtime.data_service import start_dispatcher
+
+        session.data_service = start_dispatcher(workers)
+        monitor.tell("data_worker", f"dispatcher {session.data_service.port}")
     monitor.wait_ready(limit)
     session.end_job_at_exit(lambda status: monitor.end(together=False, status=status))
 

@@ -14,6 +14,7 @@ STALL_TIMEOUT = "TF2DIST_STALL_TIMEOUT"  # seconds without a step after which a 
 BATCH_TIMEOUT = "TF2DIST_BATCH_TIMEOUT"  # seconds that a batch may take where this process reads them
 FILES_TIMEOUT = "TF2DIST_FILES_TIMEOUT"  # seconds that an object store may take to answer, or to come on
 ONE_SERVER_BYTES = "TF2DIST_ONE_SERVER_BYTES"  # up to which variables are all on the first parameter server
+DISPATCHER_PORT = "TF2DIST_DISPATCHER_PORT"  # of a job's data service; a free one if not set
 SLURM_TASKS = "TF2DIST_TASKS"  # which tasks a Slurm job has, in the order of their numbers: "chief:1,worker:2,ps:1"
 SLURM_PORT = "TF2DIST_PORT"  # the port of task 0 of a Slurm job; task n has this plus n
 GPU_MEMORY = "TF2DIST_GPU_MEMORY"  # MiB that a process may take of each GPU that it sees

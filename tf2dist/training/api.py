@@ -301,17 +301,19 @@ def predict(
     Raises:
       ValueError: the data cannot be used or does not fit the model.
     """
-    adapter = _one_pass(as_data(x), batch_size, steps, "steps")
+    adapter = _one_pass(as_data(x), batch_size, steps, "steps", in_order=True)
     callback_list = _callback_list(model, callbacks, verbose, adapter.announced_steps)
     prepared = _prepare(model)
     _check_same_for_peers(prepared, "predict", steps=adapter.steps)
     return prepared.predict(adapter, callback_list)
 
 
-def _one_pass(data: Any, batch_size: int | None, steps: int | None, name: str) -> FiniteDataAdapter:
+def _one_pass(
+    data: Any, batch_size: int | None, steps: int | None, name: str, *, in_order: bool = False
+) -> FiniteDataAdapter:
     """The adapter of data that `evaluate` and `predict` read; `name` is what a user calls the steps."""
     progress = session.current().progress
-    adapter = make_finite_adapter(data, batch_size=batch_size, steps=steps, progress=progress)
+    adapter = make_finite_adapter(data, batch_size=batch_size, steps=steps, progress=progress, in_order=in_order)
     limited = _capped(adapter.steps, keras.config.max_steps_per_epoch(), name)
     if limited is not None and limited != adapter.steps:
         adapter = adapter.first(limited)

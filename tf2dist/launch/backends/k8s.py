@@ -15,7 +15,7 @@ from tf2dist.launch.backend import Backend
 from tf2dist.launch.backends import yaml_writer
 from tf2dist.launch.cluster_layout import DEFAULT_PORT, Layout
 from tf2dist.launch.threads_per_operation import THREAD_VARIABLES
-from tf2dist.system.environment_variables import PREEMPTIBLE
+from tf2dist.system.environment_variables import DISPATCHER_PORT, PREEMPTIBLE
 
 KINDS = ("jobset", "tfjob", "job")
 _LABEL = {"jobset": "jobset.sigs.k8s.io/jobset-name", "tfjob": "training.kubeflow.org/job-name", "job": "tf2dist/job"}
@@ -56,8 +56,8 @@ class K8sBackend:
             "--max_restarts",
             type=int,
             metavar="N",
-            help="of the job when it has failed, and of workers and servers in their place under parameter servers "
-            f"(default: 0, and {WORKER_RESTARTS} of those)",
+            help="of the job when it has failed, and in their place of data workers, and of workers and servers under "
+            f"parameter servers (default: 0, and {WORKER_RESTARTS} of those)",
         )
         group.add_argument(
             "--grace",
@@ -91,6 +91,10 @@ def manifests(options: argparse.Namespace, program: Sequence[str]) -> list[dict[
             raise UsageError(f"--{name}={value} names machines, and Kubernetes chooses these; say --ps and --workers")
     layout = cluster_layout.from_options(options)
     layout.check_fixed("launch k8s")
+    if options.kind == "tfjob" and layout.count("data_worker"):
+        raise UsageError("--data_workers: a TFJob knows no data workers; use --kind=jobset or --kind=job")
+    if options.port == 65535 and layout.count("data_worker"):
+        raise UsageError("--port=65535 leaves no port for the dispatcher of the data service, which is the next one")
     _check(options)
     for word in (*program, *options.env):
         if word != word.encode(errors="replace").decode():
@@ -136,6 +140,11 @@ def _literal(text: str) -> str:
     return text.replace("$", "$$")
 
 
+def _dns(job: str) -> str:
+    """The name of a job as a part of a host's name, which has no _ and must not be long."""
+    return "data" if job == "data_worker" else job
+
+
 class _Manifests:
     def __init__(self, options: argparse.Namespace, layout: Layout, program: Sequence[str]):
         self.options = options
@@ -143,7 +152,10 @@ class _Manifests:
         self.kind: str = options.kind
         self.name: str = options.name
         self.port: int = options.port or DEFAULT_PORT
+        self.ports = [self.port, self.port + 1] if layout.count("data_worker") else [self.port]
         self.shared = cluster_layout.task_environment(options, _START_TIMEOUT)
+        if layout.count("data_worker"):  # the dispatcher's, which a network policy has to name
+            self.shared |= {DISPATCHER_PORT: str(self.ports[-1])}
         name = program[0]
         script = name.endswith(".py") or "/" in name
         self.command = ["python", *([] if script else ["-m"]), *map(_literal, program)]
@@ -161,7 +173,7 @@ class _Manifests:
     def jobset(self) -> dict[str, object]:
         """A JobSet with a replicated Job for each job of the cluster (jobset.sigs.k8s.io)."""
         replicated = [
-            {"name": job, "replicas": 1, "template": {"spec": self.job_spec(job, count)}}
+            {"name": _dns(job), "replicas": 1, "template": {"spec": self.job_spec(job, count)}}
             for job, count in self.counts.items()
         ]
         spec = {
@@ -212,7 +224,7 @@ class _Manifests:
 
     def job(self, job: str, count: int) -> dict[str, object]:
         """A Job of so many pods, each with its index."""
-        return self.object("batch/v1", "Job", self.job_spec(job, count), f"{self.name}-{job}")
+        return self.object("batch/v1", "Job", self.job_spec(job, count), f"{self.name}-{_dns(job)}")
 
     def restarts_alone(self, job: str) -> int:
         """How many pods of a Job are started again in their place while the others go on (`loss_policy`)."""
@@ -295,7 +307,8 @@ class _Manifests:
 
     def host(self, job: str, index: int) -> str:
         """The name of a pod in the service of the job."""
-        pod = f"{self.name}-{job}-0-{index}" if self.kind == "jobset" else f"{self.name}-{job}-{index}"
+        name = f"{self.name}-{_dns(job)}"
+        pod = f"{name}-0-{index}" if self.kind == "jobset" else f"{name}-{index}"
         return f"{pod}.{self.name}.{self.options.namespace}.svc"
 
     def labels(self) -> dict[str, str]:
@@ -307,7 +320,7 @@ class _Manifests:
         spec = {
             "podSelector": {"matchLabels": self.labels()},
             "policyTypes": ["Ingress"],
-            "ingress": [{"from": [peers], "ports": [{"protocol": "TCP", "port": self.port}]}],
+            "ingress": [{"from": [peers], "ports": [{"protocol": "TCP", "port": port} for port in self.ports]}],
         }
         return self.object("networking.k8s.io/v1", "NetworkPolicy", spec)
 

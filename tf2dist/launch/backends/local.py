@@ -43,6 +43,7 @@ def run(
     workers: int = 1,
     chief: bool | None = None,
     evaluator: bool = False,
+    data_workers: int = 0,
     env: Mapping[str, str] | None = None,
     preload: Sequence[str] | None = None,
     threads: int | None = None,
@@ -57,7 +58,7 @@ def run(
 
     Args:
       program: module or script, and its arguments.
-      ps, workers, chief, evaluator: see `cluster_layout.place_tasks`.
+      ps, workers, chief, evaluator, data_workers: see `cluster_layout.place_tasks`.
       env: added to the environment of every process.
       preload: modules that are imported once for all; None for TensorFlow, Keras and this library.
       threads: that one operation of one process may use; None for an equal part of the cores for each worker, 0 to
@@ -69,7 +70,7 @@ def run(
       UsageError: a number is out of its range, there is no such program, a GPU is asked for that is not there, or the
         system refuses a network of hosts.
     """
-    layout = cluster_layout.place_tasks(ps, workers, chief, evaluator)
+    layout = cluster_layout.place_tasks(ps, workers, chief, evaluator, data_workers=data_workers)
     sharing = share_gpus(layout, {**os.environ, **(env or {})}, each=gpus_per_worker, memory_mib=gpu_memory)
     return _run(program, layout, None, env or {}, preload, threads, sharing, settings)
 

@@ -24,15 +24,16 @@ from tf2dist.system import environment_variables
 
 _WAIT = 60  # seconds that tasks may run on when the first has ended
 _COUNTS = ("nodes", "cpus_per_task", "gpus_per_task")
-# What each task runs under parameter servers, with its command as arguments. Slurm signals all processes of a task, and
-# this one waits until the program has saved. A worker that is done with must not end before the others: `srun --wait`
-# would kill them some time after it, and --kill-on-bad-exit at once. Without --wait it can, with status 0.
+# What each task runs where some are started again in their places, with its command as arguments. Slurm signals all
+# processes of a task, and this one waits until the program has saved. A worker that is done with must not end before
+# the others: `srun --wait` would kill them some time after it, and --kill-on-bad-exit at once. Without --wait it can,
+# with status 0.
 _TASK = """
 trap "asked=1" TERM
 exec 3>&2 2> /dev/null  # this shell would say what has killed a program
 needed=
 case " {workers} " in
-  *" $SLURM_PROCID "*) left={restarts} task="worker $((SLURM_PROCID - {first_worker}))" ;;
+  *" $SLURM_PROCID "*) left={restarts} ;;
   *)
     "$@" 2>&3 3>&-
     status=$?
@@ -40,8 +41,9 @@ case " {workers} " in
     exit $status ;;
 esac
 case " {needed} " in
-  *" $SLURM_PROCID "*) needed=yes task="ps $((SLURM_PROCID - {first_ps}))" ;;
+  *" $SLURM_PROCID "*) needed=yes ;;
 esac
+{names}
 while true; do
   "$@" 2>&3 3>&-
   status=$?
@@ -118,7 +120,7 @@ class SlurmBackend:
             type=int,
             default=WORKER_RESTARTS,
             metavar="N",
-            help="how often each worker under parameter servers, and each server, is started again in its place "
+            help="how often each worker under parameter servers, server and data worker is started again in its place "
             f"when it has failed (default: {WORKER_RESTARTS})",
         )
         group.add_argument("--python", default=sys.executable, metavar="PATH", help="of every node (default: this one)")
@@ -265,9 +267,14 @@ def _task(layout: Layout, restarts: int, end: str) -> str:
     if not numbers:
         return ""
     needed = [str(number) for number, task in enumerate(tasks) if layout.coordinator_needs(task)]
+    first = {job: tasks.index(Task(job, 0)) for job, count in _counts(layout).items() if count}
+    names = [
+        f'[ "$SLURM_PROCID" -lt {number} ] || task="{job} $((SLURM_PROCID - {number}))"'
+        for job, number in first.items()
+    ]
     return _TASK.format(
-        workers=" ".join(numbers), needed=" ".join(needed), first_worker=tasks.index(Task("worker", 0)),
-        first_ps=tasks.index(Task("ps", 0)), restarts=restarts, end=end, wrong=WRONG_COMMAND, again=START_AGAIN,
+        workers=" ".join(numbers), needed=" ".join(needed), names="\n".join(names), restarts=restarts, end=end,
+        wrong=WRONG_COMMAND, again=START_AGAIN,
     )  # fmt: skip
 
 
