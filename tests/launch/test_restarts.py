@@ -438,6 +438,26 @@ time.sleep(1000)
     assert "launch: chief 0 (pid " in err
 
 
+@pytest.mark.slow
+def test_a_coordinator_that_is_stopped_is_what_has_failed(run):
+    """The others have lost it, and cannot be started again for it; the job can."""
+    code = """
+    if me == "chief 0" and not (here / "stopped").exists():
+        (here / "stopped").touch()
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if me != "chief 0":
+        wait_for("stopped")
+        if not (here / f"again {me}").exists():
+            (here / f"again {me}").touch()
+            sys.exit(93)
+    """
+    status, _, err = run(code, "--ps=1", "--workers=1", "--max_restarts=1", "--grace=1")
+    assert status == 0, err
+    assert " has lost chief 0, which is stopped" in err
+    assert "chief 0 (pid " in err
+    assert "the job is started again (0 more to go)" in err
+
+
 @pytest.mark.parametrize("lost", ["ps 0", "chief 0", "evaluator 0"])
 def test_the_loss_of_another_task_ends_the_job(run, lost):
     code = f"if me == {lost!r}: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(1000)"

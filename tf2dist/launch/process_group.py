@@ -249,8 +249,17 @@ class ProcessGroup:
         self._handle_exit(key, status, has_lost)
 
     def _end_pending(self, key: int) -> None:
-        """Decides about a process that has lost another one, which its coordinator was not."""
-        if key in self._pending:
+        """Decides about a process that has lost its coordinator, which has not ended."""
+        if key not in self._pending:
+            return
+        coordinator = self._coordinator_of(key)
+        if coordinator is not None and linux.is_stopped(self._pids[coordinator]):
+            name = self._processes[coordinator].name
+            self._say(f"{self._processes[key].name} has lost {name}, which is stopped (SIGSTOP, say)")
+            self._statuses |= self._pending
+            self._pending.clear()
+            self._end_for(_End(name, self._pids[coordinator], -signal.SIGKILL, self._tails[coordinator]))
+        else:
             self._handle_exit(key, self._pending.pop(key), has_lost=False)
 
     def _handle_exit(self, key: int, status: int, has_lost: bool) -> None:

@@ -94,6 +94,15 @@ def descendants(pid: int) -> list[int]:
     return living
 
 
+def is_stopped(pid: int) -> bool:
+    """Returns whether a process stands still, as by SIGSTOP."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] in b"Tt"
+    except OSError:
+        return False
+
+
 def started_with(name: str, value: str) -> list[int]:
     """Returns the pids of processes whose environment held name=value when their program was started."""
     wanted = f"{name}={value}".encode()
