@@ -1,5 +1,7 @@
 """What a data service in this process makes of a pipeline: the same elements, and the numbers of Keras."""
 
+import dataclasses
+
 import keras
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from tests.models import OPTIMIZERS, ROWS, classifier, data, weights
 from tf2dist.errors import TrainingError, UsageError
 from tf2dist.input.dataset_adapter import DatasetAdapter
 from tf2dist.input.seeded_dataset_graph import mark_served
+from tf2dist.runtime import data_service, session
 
 BATCH = 16
 STEPS = -(-ROWS // BATCH)
@@ -28,6 +31,19 @@ def some_rows():
 
 def served(workers=1):
     return tf2dist.DataService(workers).distribute(rows())
+
+
+@pytest.fixture(autouse=True)
+def no_seed():
+    """Which a test before may have set for the whole process."""
+    tf.random.set_seed(None)
+
+
+@pytest.fixture
+def of_job(monkeypatch):
+    """A service of one worker, as of a job: it may be lost, and started again."""
+    service = dataclasses.replace(data_service.service_in_this_process(1), of_job=True)
+    monkeypatch.setattr(session.current(), "data_service", service)
 
 
 def made(strategy, **options):
@@ -149,16 +165,38 @@ def test_epochs_of_fewer_steps_than_a_pass_and_a_call_that_goes_on(strategy):
 def test_training_goes_on_where_elements_were_lost(strategy):
     """As with a data worker: a pass has 90 of 103, and the next one is begun for the rest."""
     model = made(strategy)
-    lost = mark_served(some_rows(), ROWS, 2).batch(BATCH)
+    lost = mark_served(some_rows(), ROWS, 2, lossy=True).batch(BATCH)
     history = tf2dist.fit(model, lost, epochs=2, verbose=0)
     assert (len(history.epoch), tf2dist.updates(model)) == (2, 2 * STEPS)
 
 
 def test_a_prediction_in_which_elements_were_lost_fails(strategy):
     model = made(strategy)
-    lost = mark_served(some_rows(), ROWS, 1).batch(BATCH).map(lambda x, y: x)
+    lost = mark_served(some_rows(), ROWS, 1, lossy=True).batch(BATCH)
     with pytest.raises((tf.errors.FailedPreconditionError, TrainingError), match="103 elements but contained only 90"):
-        tf2dist.predict(model, lost, verbose=0)
+        tf2dist.predict(model, lost.map(lambda x, y: x), verbose=0)
+
+
+def test_an_evaluation_in_which_elements_were_lost_fails(strategy):
+    """Though it has as many batches as without the loss."""
+    lost = mark_served(rows().skip(5), ROWS, 2, lossy=True).batch(BATCH)
+    model = made(strategy)
+    with pytest.raises((tf.errors.FailedPreconditionError, TrainingError), match="103 elements but contained only 98"):
+        tf2dist.evaluate(model, lost, verbose=0)
+    with pytest.raises((tf.errors.FailedPreconditionError, TrainingError), match="103 elements but contained only 98"):
+        tf2dist.fit(model, rows().batch(BATCH), validation_data=lost, verbose=0)
+
+
+def test_of_data_workers_it_must_be_known_how_many_elements_they_make(strategy, of_job):
+    model, positive = made(strategy), rows().filter(lambda x, y: y > 0)
+    found = tf2dist.DataService().distribute(positive).batch(BATCH)
+    for call in (tf2dist.fit, tf2dist.evaluate):
+        with pytest.raises(UsageError, match="nobody knows how many elements data workers make"):
+            call(model, found, verbose=0)
+    tf2dist.fit(model, found, steps_per_epoch=2, verbose=0)
+    counted = positive.apply(tf.data.experimental.assert_cardinality(int(np.count_nonzero(data()[1]))))
+    with pytest.raises(UsageError, match="AssertCardinality"):
+        tf2dist.DataService().distribute(counted)
 
 
 def test_predictions_of_several_workers_are_refused(strategy):
@@ -171,11 +209,71 @@ def numbers():
 
 
 @pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda found: Dataset.zip(found, rows().map(lambda x, y: y)).map(lambda row, y: (row[0], y)), "Zip"),
+        (lambda found: found.take(64), "Take"),
+        (lambda found: found.skip(64), "Skip"),
+        (lambda found: found.enumerate().map(lambda n, row: row), "Zip"),
+        (lambda found: found.shard(2, 0), "Shard"),
+        (lambda found: found.cache(), "Cache"),
+    ],
+)
+def test_what_goes_by_the_order_of_what_data_workers_make_is_refused(strategy, change, said, of_job):
+    found = tf2dist.DataService().distribute(rows())
+    for call in (tf2dist.fit, tf2dist.evaluate):
+        with pytest.raises(UsageError, match=f"an operation {said} on elements of data workers") as error:
+            call(made(strategy), change(found).batch(BATCH), verbose=0)
+        assert "\n" not in str(error.value)
+    tf2dist.fit(made(strategy), found.shuffle(20).repeat(2).batch(BATCH), verbose=0)
+
+
+def noisy():
+    noise = keras.layers.GaussianNoise(1.0, seed=3)
+    return rows().map(lambda x, y: (noise(x, training=True), y))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "said"),
+    [
+        (lambda: rows().shuffle(20, seed=1), "Shuffle with a seed"),
+        (lambda: rows().shuffle(20, reshuffle_each_iteration=False), "reshuffle_each_iteration=False"),
+        (lambda: rows().map(lambda x, y: (x + tf.random.normal([], seed=4), y)), "RandomStandardNormal with a seed"),
+        (noisy, "a variable, as of a layer of random numbers"),
+    ],
+)
+def test_what_would_be_the_same_in_each_pass_is_refused(dataset, said):
+    with pytest.raises(UsageError, match=said) as error:
+        tf2dist.DataService().distribute(dataset())
+    assert "\n" not in str(error.value)
+
+
+def test_a_seed_of_the_program_is_one_of_the_shuffle():
+    tf.random.set_seed(1)
+    with pytest.raises(UsageError, match="Shuffle with a seed"):
+        tf2dist.DataService().distribute(rows().shuffle(20))
+    assert tf2dist.DataService().distribute(rows()).shuffle(20)
+    tf.random.set_seed(None)
+
+
+def test_random_numbers_without_a_seed_are_others_in_each_pass():
+    found = tf2dist.DataService().distribute(numbers().map(lambda n: tf.random.normal([])))
+    assert [*found.as_numpy_iterator()] != [*found.as_numpy_iterator()]
+
+
+def test_one_worker_of_this_process_makes_anything():
+    """It is not started again in the middle, nor is anything divided."""
+    dataset = Dataset.zip(numbers().skip(3), numbers().batch(2).unbatch()).take(5).cache()
+    found = tf2dist.DataService().distribute(dataset)
+    assert [*found.as_numpy_iterator()] == [*dataset.as_numpy_iterator()]
+
+
+@pytest.mark.parametrize(
     ("dataset", "workers", "said"),
     [
         (lambda: [1, 2], 1, "distributes a tf.data.Dataset, found list"),
         (lambda: numbers().window(3), 1, "are Datasets .as of window., which do not travel"),
-        (lambda: numbers().take(6), 2, "an operation Take, which each of 2 data workers"),
+        (lambda: numbers().take(6), 2, "an operation Take, which each data worker would do"),
         (lambda: numbers().batch(6), 2, "an operation Batch, "),
         (lambda: numbers().enumerate(), 2, "an operation "),
         (lambda: numbers().cache(), 2, "an operation Cache, "),

@@ -24,6 +24,14 @@ def test_the_port_of_the_dispatcher(tf, monkeypatch):
     assert (service.port, service.workers) == (port, 2)
 
 
+def test_a_port_at_which_another_dispatcher_listens(tf, monkeypatch):
+    """TensorFlow would listen there as well."""
+    other = data_service.start_dispatcher(1)
+    monkeypatch.setenv("TF2DIST_DISPATCHER_PORT", str(other.port))
+    with pytest.raises(UsageError, match=f"cannot listen at port {other.port}: address already in use"):
+        data_service.start_dispatcher(1)
+
+
 @pytest.mark.parametrize(
     ("text", "said"), [("x", "must be a whole number"), ("0", "must be a whole number"), ("65536", "from 1 to 65535")]
 )

@@ -6,9 +6,8 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
-import os
+import secrets
 from typing import Any, cast
 
 import tensorflow as tf
@@ -31,7 +30,6 @@ _SAFE = {*_SOURCES, *_ELEMENT_WISE}
 _PACK, _PACK_BYTES = 16, 1 << 20
 _TEXT_BYTES = 1 << 12  # that a string may have, of which nothing says how long it is
 _log = logging.getLogger("tf2dist")
-_numbers = itertools.count()
 
 
 class DataService:
@@ -48,9 +46,9 @@ class DataService:
     you like. Any other process starts tf.data service workers in itself. So does, in each job, a pipeline that calls
     Python (`from_generator`, `numpy_function`, `py_function`): no other process has its functions.
 
-    Each element comes once a pass, and each pass is a new one: a `shuffle` draws another order. With one worker
-    elements come in the order of the Dataset, with several in any order. Those that a worker had in hand when it was
-    lost are missing in that pass. See docs/data.md.
+    Each element comes once a pass, and each pass is a new one: a `shuffle` without a seed draws another order. With one
+    worker elements come in the order of the Dataset, with several in any order. Those that a worker had in hand when it
+    was lost are missing in that pass. See docs/data.md.
 
     Source: `tf.data.experimental.service` (Audibert et al., "tf.data service: A case for disaggregating ML input data
     processing", 2023), with dynamic sharding.
@@ -71,10 +69,11 @@ class DataService:
         """Has data workers make the elements of a Dataset.
 
         Args:
-          dataset: of examples that are not batched yet. With several workers the operations on its elements may be
-            `map`, `filter`, `flat_map`, `interleave`, `shuffle`, `prefetch`, `unbatch` and `ignore_errors`: each worker
-            has a part of the elements of the source, and whatever depends on all of them (`batch`, `take`, `repeat`,
-            `cache`, `zip`) comes after.
+          dataset: of examples that are not batched yet, without seeds: they would draw the same numbers in each pass.
+            With data workers of the job, or several in this process, the operations on its elements may be `map`,
+            `filter`, `flat_map`, `interleave`, `shuffle`, `prefetch`, `unbatch` and `ignore_errors`: each worker has a
+            part of the elements of the source, and what depends on others of them (`batch`, `repeat`) comes after. What
+            goes by their order (`zip`, `take`, `skip`, `cache`) does not come after either.
 
         Returns:
           A Dataset of the same elements, of the same shapes and dtypes. It is read in this process, and may be changed
@@ -97,10 +96,15 @@ class DataService:
             raise UsageError(f"this Dataset cannot be made by data workers: {first_line(error)}") from None
         if graph.reads_service:
             raise UsageError("this Dataset is made by a data service already; distribute the whole pipeline once")
+        if changes := graph.same_each_pass:
+            raise UsageError(
+                f"the Dataset has {changes}, and data workers make it anew for each pass, in which it would be the "
+                "same: leave that to what DataService.distribute returns, or use no seed"
+            )
         service = self._service_for(graph)
-        if service.workers > 1:
-            _check_divisible(graph, service.workers)
-        return _distributed(dataset, service)
+        if service.workers > 1 or service.of_job:
+            _check_divisible(graph)
+        return _distributed(dataset, service, may_wait=graph.calls_python)
 
     def _service_for(self, graph: DatasetGraph) -> RunningService:
         of_job = session.current().data_service
@@ -116,35 +120,36 @@ class DataService:
         return of_job
 
 
-def _check_divisible(graph: DatasetGraph, workers: int) -> None:
-    """Raises UsageError unless several workers make together what one makes."""
+def _check_divisible(graph: DatasetGraph) -> None:
+    """Raises UsageError unless several workers make together what one makes, also if one of them begins once more."""
     operations = [operation.partition("Dataset")[0] for operation in graph.operations]
     unsafe = [name for name in operations if name not in _SAFE]
     if unsafe:
         raise UsageError(
-            f"the Dataset has an operation {unsafe[0]}, which each of {workers} data workers would do with its own "
-            "part of the source; do it after DataService.distribute, or use one data worker"
+            f"the Dataset has an operation {unsafe[0]}, which each data worker would do with its own part of the "
+            "source; do it after DataService.distribute, where it does not go by the order of elements, or without one"
         )
     if sum(name in _SOURCES for name in operations) > 1:
         raise UsageError(
-            f"the Dataset has several sources, which {workers} data workers would divide each by itself; use one data "
-            "worker"
+            "the Dataset has several sources, and data workers would divide each by itself; do without a DataService, "
+            "or distribute each"
         )
 
 
-def _distributed(dataset: tf.data.Dataset, service: RunningService) -> tf.data.Dataset:
-    steps, pack = int(dataset.cardinality()), _pack_size(dataset.element_spec)
+def _distributed(dataset: tf.data.Dataset, service: RunningService, *, may_wait: bool) -> tf.data.Dataset:
+    """The Dataset, made by the service; an element that `may_wait` for what becomes of the one before travels alone."""
+    steps, pack = int(dataset.cardinality()), 1 if may_wait else _pack_size(dataset.element_spec)
     packed = dataset.batch(pack) if pack > 1 else dataset
-    name = f"tf2dist-{os.getpid()}-{next(_numbers)}"  # else a later Dataset of the same graph would be this one
+    name = f"tf2dist-{secrets.token_hex(8)}"  # else a later Dataset of the same graph would be this one
     server = tf.data.experimental.service
     # Compressing takes longer than sending; but an element that is a single variant is taken for a compressed one.
     variants = any(type(each) is not tf.TensorSpec for each in tf.nest.flatten(dataset.element_spec))
     compression = "AUTO" if variants else None
     server.register_dataset(service.target, packed, compression=compression, dataset_id=name)
-    served = server.from_dataset_id(
-        server.ShardingPolicy.DYNAMIC, service.target, name, element_spec=packed.element_spec
-    )
-    return mark_served(served.unbatch() if pack > 1 else served, steps, service.workers)
+    alone = service.workers == 1 and not service.of_job  # then nothing is divided, which not every source can be
+    policy = server.ShardingPolicy.OFF if alone else server.ShardingPolicy.DYNAMIC
+    served = server.from_dataset_id(policy, service.target, name, element_spec=packed.element_spec)
+    return mark_served(served.unbatch() if pack > 1 else served, steps, service.workers, lossy=service.of_job)
 
 
 def _pack_size(spec: Any) -> int:

@@ -21,7 +21,7 @@ from tf2dist.input import auto_shard
 from tf2dist.input.batch_slicing import ReplicaSlices, slice_bounds
 from tf2dist.input.data_adapter import ReadByTensorFlow
 from tf2dist.input.input_progress import InputProgress, Unwatched
-from tf2dist.input.seeded_dataset_graph import DatasetGraph
+from tf2dist.input.seeded_dataset_graph import DatasetGraph, may_be_served
 from tf2dist.input.timed_batch_reader import BatchReader
 from tf2dist.input.without_autotune import without_autotune
 
@@ -75,6 +75,12 @@ class DatasetAdapter(ReadByTensorFlow):
         if found == tf.data.UNKNOWN_CARDINALITY:
             found = self._count_of_service()
         if found == tf.data.UNKNOWN_CARDINALITY:
+            if self._served_graph and self._served_graph.may_lack_elements:
+                raise UsageError(
+                    "nobody knows how many elements data workers make of this Dataset, and a pass that counts them may "
+                    "lack some; say it by tf.data.experimental.assert_cardinality before DataService.distribute, or "
+                    "give steps_per_epoch (steps, validation_steps)"
+                )
             found = self._count_by_reading()
         return None if found == tf.data.INFINITE_CARDINALITY else found
 
@@ -86,24 +92,36 @@ class DatasetAdapter(ReadByTensorFlow):
     @functools.cached_property
     def _served_graph(self) -> DatasetGraph | None:
         """The graph of a dataset of which a `tf2dist.DataService` makes a part."""
+        if not may_be_served():
+            return None
         try:
             graph = DatasetGraph(self.dataset)
         except LOST_TASK_ERRORS:
             raise
-        except (tf.errors.OpError, ValueError):  # it cannot be copied
+        except (tf.errors.OpError, ValueError):  # it cannot be copied, as with large arrays beside
             return None
         return graph if graph.served_by else None
 
-    def in_order(self) -> DatasetAdapter:
-        """The same data, of which no element may be missing, and which must come in its order.
+    def check_served(self) -> None:
+        """Raises UsageError where a `tf2dist.DataService` makes elements in any order, and their order matters."""
+        graph = self._served_graph
+        if graph and (graph.served_by > 1 or graph.may_lack_elements) and graph.served_by_place:
+            raise UsageError(
+                f"the Dataset has an operation {graph.served_by_place} on elements of data workers, which come in any "
+                "order, or are missing where a worker was lost, so that each pass would be another one; do it before, "
+                "in a Dataset that is not distributed"
+            )
+
+    def whole(self, *, in_order: bool) -> DatasetAdapter:
+        """The same data, of which no element may be missing, and which must come in its order if that is said.
 
         Raises:
-          UsageError: several data workers make its elements.
+          UsageError: several data workers make its elements, in any order.
         """
         graph = self._served_graph
         if graph is None:
             return self
-        if graph.served_by > 1:
+        if in_order and graph.served_by > 1:
             raise UsageError(
                 f"predictions come in the order of the data, and {graph.served_by} data workers make its elements in "
                 "any order; give predict the Dataset without tf2dist.DataService, or use one data worker"

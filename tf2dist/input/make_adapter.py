@@ -77,6 +77,7 @@ def make_data_adapter(
         )
     elif isinstance(data, tf.data.Dataset):
         adapter = DatasetAdapter(data, steps, progress)
+        adapter.check_served()
     elif is_python_source(data):
         adapter = PythonAdapter(PythonSource(data, seed, progress), steps, shuffle=bool(shuffle))
     elif callable(data):
@@ -158,8 +159,8 @@ def make_finite_adapter(
     adapter = make_data_adapter(data, batch_size=batch_size, steps=steps, progress=progress)
     if isinstance(adapter, InputFunctionAdapter):
         raise UsageError("a data function must be given as it is, and return a tf.data.Dataset")
-    if in_order and isinstance(adapter, DatasetAdapter):
-        adapter = adapter.in_order()
+    if isinstance(adapter, DatasetAdapter):
+        adapter = adapter.whole(in_order=in_order)
     if steps and isinstance(adapter, Examples):
         return adapter.first(steps)
     if steps and isinstance(adapter, DatasetAdapter) and has_tensor_rows(data):

@@ -27,21 +27,35 @@ _SEED_INPUTS = {
 }
 _GENERATOR_INPUT = {"ShuffleDatasetV3": 4, "ShuffleAndRepeatDatasetV2": 5, "RandomDatasetV2": 2}
 _SERVED = "tf2dist_data_service"  # begins the name of the operation after a data service; see `mark_served`
-_SERVED_NAME = re.compile(rb"tf2dist_data_service_(\d+)_(known|unknown)")
+_SERVED_NAME = re.compile(rb"tf2dist_data_service_(\d+)_(known|unknown)_(lossy|whole)")
+# What goes by the place of elements in a pass, or keeps a pass for good.
+_BY_PLACE = ("Zip", "Take", "Skip", "Shard", "Scan", "Window", "Cache")
 _PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
 
 
-def mark_served(dataset: tf.data.Dataset, steps: int, workers: int) -> tf.data.Dataset:
+_marked: list[bool] = []  # has this process ever marked a dataset?
+
+
+def mark_served(dataset: tf.data.Dataset, steps: int, workers: int, *, lossy: bool) -> tf.data.Dataset:
     """Notes in a dataset whose elements a data service makes how many there are, and how many workers make them.
 
     TensorFlow does not know how many elements a service yields, so neither a program that asks for `cardinality()`. An
     assertion would fail a pass in which elements were lost with a worker.
 
     Args:
-      steps: the cardinality of what is served.
+      dataset: of what is served.
+      steps: its cardinality.
+      workers: how many make it.
+      lossy: may elements be missing in a pass, with a worker that was lost?
     """
+    _marked.append(True)
     known = "unknown" if steps == tf.data.UNKNOWN_CARDINALITY else "known"
-    return dataset.take(max(steps, -1), name=f"{_SERVED}_{workers}_{known}")
+    return dataset.take(max(steps, -1), name=f"{_SERVED}_{workers}_{known}_{'lossy' if lossy else 'whole'}")
+
+
+def may_be_served() -> bool:
+    """Has this process any dataset that `mark_served` has marked?"""
+    return bool(_marked)
 
 
 class DatasetGraph:
@@ -68,6 +82,41 @@ class DatasetGraph:
     def operations(self) -> list[str]:
         """The names of the operations of the pipeline itself, without what its functions do with an element."""
         return [node.op for node in self._graph.node if node.op.rstrip("V0123456789").endswith("Dataset")]
+
+    @property
+    def same_each_pass(self) -> str:
+        """Names what is random, or changes, and the same in each pass of a graph that is made anew; "" if none is."""
+        for _, nodes in self._bodies():
+            known = {node.name: node for node in nodes}
+            for node in nodes:
+                if node.op == "VarHandleOp":
+                    return "a variable, as of a layer of random numbers"
+                if _draws_seed(node, known) is False:
+                    return f"{node.op.partition('Dataset')[0]} with a seed (its own, or tf.random.set_seed's)"
+                if "reshuffle_each_iteration" in node.attr and not node.attr["reshuffle_each_iteration"].b:
+                    return "Shuffle with reshuffle_each_iteration=False"
+        return ""
+
+    @property
+    def served_by_place(self) -> str:
+        """Names an operation on what a data service makes that goes by the order of elements; "" if there is none."""
+        readers: dict[str, list[Any]] = {}
+        for node in self._graph.node:
+            for name in node.input:
+                readers.setdefault(name.lstrip("^").partition(":")[0], []).append(node)
+        after = [node for node in self._graph.node if _served(node)]
+        for node in after:
+            known = {each.name for each in after}
+            after += [reader for reader in readers.get(node.name, []) if reader.name not in known]
+            name = node.op.rstrip("V0123456789").removesuffix("Dataset")
+            if name in _BY_PLACE and not _served(node):
+                return name
+        return ""
+
+    @property
+    def may_lack_elements(self) -> bool:
+        """May elements that a data service makes be missing in a pass?"""
+        return any(found[3] == b"lossy" for found in map(_served, self._graph.node) if found)
 
     @property
     def served_by(self) -> int:
@@ -153,17 +202,25 @@ class DatasetGraph:
         """Nodes that draw a seed of their own, with the graph or function that they are in."""
         for body, nodes in self._bodies(graph):
             known = {node.name: node for node in nodes}
-            for node in nodes:
-                if node.op in _SEED_INPUTS:
-                    inputs = [known.get(node.input[place].partition(":")[0]) for place in _SEED_INPUTS[node.op]]
-                    if all(i is not None and i.op == "Const" and not _value(i) for i in inputs):
-                        yield body, node
-                elif "seed" in node.attr and "seed2" in node.attr and not (node.attr["seed"].i or node.attr["seed2"].i):
-                    yield body, node
+            yield from ((body, node) for node in nodes if _draws_seed(node, known))
 
 
 def _served(node) -> re.Match[bytes] | None:
     return _SERVED_NAME.search(node.attr["metadata"].s) if node.op == "TakeDataset" else None
+
+
+def _draws_seed(node, known: dict[str, Any]) -> bool | None:
+    """Does an operation draw a seed of its own, since it was given none? None if it has no use for one.
+
+    Args:
+      known: the nodes of its graph or function, by name.
+    """
+    if node.op in _SEED_INPUTS:
+        inputs = [known.get(node.input[place].partition(":")[0]) for place in _SEED_INPUTS[node.op]]
+        return all(i is not None and i.op == "Const" and not _value(i) for i in inputs)
+    if "seed" in node.attr and "seed2" in node.attr:
+        return not (node.attr["seed"].i or node.attr["seed2"].i)
+    return None
 
 
 def _value(constant) -> int:

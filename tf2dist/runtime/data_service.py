@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import socket
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +24,7 @@ from tf2dist.runtime.tensorflow_import import held_back_stderr
 from tf2dist.system import environment_variables
 
 _service = tf.data.experimental.service
+_FORGET_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -32,11 +34,13 @@ class RunningService:
     Attributes:
       target: where the dispatcher listens, as TensorFlow takes it: "grpc://localhost:5000".
       workers: how many make elements.
+      of_job: are they tasks of the job, each of which may be lost, and started again?
       servers: TensorFlow's, which end when nobody holds them.
     """
 
     target: str
     workers: int
+    of_job: bool
     servers: tuple[Any, ...] = field(repr=False)
 
     @property
@@ -59,23 +63,30 @@ def start_dispatcher(workers: int) -> RunningService:
     if port > 65535:
         raise UsageError(f"{name} is {port}; ports go from 1 to 65535")
     try:
+        if port:  # where another dispatcher listens TensorFlow's gRPC would listen as well, each to some connections
+            socket.create_server(("", port)).close()
         with held_back_stderr():
-            dispatcher = _service.DispatchServer(_service.DispatcherConfig(port=port))
-    except tf.errors.OpError as error:
-        raise UsageError(
-            f"the dispatcher of the data service cannot listen at port {port}: {first_line(error)}"
-        ) from None
-    return RunningService(dispatcher.target, workers, (dispatcher,))
+            dispatcher = _service.DispatchServer(_config(port))
+    except (OSError, tf.errors.OpError) as error:
+        why = error.strerror.lower() if isinstance(error, OSError) and error.strerror else first_line(error)
+        raise UsageError(f"the dispatcher of the data service cannot listen at port {port}: {why}") from None
+    return RunningService(dispatcher.target, workers, True, (dispatcher,))
+
+
+def _config(port: int) -> Any:
+    """That of a dispatcher, which forgets soon what nobody reads any more: workers hold buffers for it."""
+    seconds = int(1000 * _FORGET_SECONDS)
+    return _service.DispatcherConfig(port=port, job_gc_check_interval_ms=seconds, job_gc_timeout_ms=seconds)
 
 
 @functools.cache  # the datasets that it has made may be read as long as there is this process
 def service_in_this_process(workers: int) -> RunningService:
     """Returns a service with so many workers in this process, where they also can call its Python."""
     with held_back_stderr():
-        dispatcher = _service.DispatchServer(_service.DispatcherConfig(port=0))
+        dispatcher = _service.DispatchServer(_config(0))
         address = dispatcher.target.partition("://")[2]
         made = [_service.WorkerServer(_service.WorkerConfig(dispatcher_address=address)) for _ in range(workers)]
-    return RunningService(dispatcher.target, workers, (dispatcher, *made))
+    return RunningService(dispatcher.target, workers, False, (dispatcher, *made))
 
 
 def start_worker(connection: TaskConnection, cluster: Cluster, limit: float) -> Any:
