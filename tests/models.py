@@ -75,6 +75,12 @@ def weights(model):
     return [keras.ops.convert_to_numpy(v) for v in model.trainable_variables]
 
 
+def same_weights(ours, theirs):
+    """Asserts that two models have the same trained weights."""
+    for a, b in zip(weights(ours), weights(theirs), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
 OPTIMIZERS = {
     "sgd": lambda: keras.optimizers.SGD(0.1),
     "momentum": lambda: keras.optimizers.SGD(0.05, momentum=0.9),

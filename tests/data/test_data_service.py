@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tf2dist
-from tests.models import OPTIMIZERS, ROWS, classifier, data, weights
+from tests.models import OPTIMIZERS, ROWS, classifier, data, same_weights
 from tf2dist.errors import TrainingError, UsageError
 from tf2dist.input.dataset_adapter import DatasetAdapter
 from tf2dist.input.seeded_dataset_graph import mark_served
@@ -56,11 +56,6 @@ def made(strategy, **options):
 def by_keras(dataset, **arguments):
     model = classifier(OPTIMIZERS["momentum"]())
     return model, model.fit(dataset, verbose=0, **arguments).history
-
-
-def same(ours, theirs):
-    for a, b in zip(weights(ours), weights(theirs), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
 def same_history(ours, theirs):
@@ -136,7 +131,7 @@ def test_fit_evaluate_and_predict_have_the_numbers_of_keras(strategy):
     history = tf2dist.fit(model, batches, validation_data=batches, verbose=0, **arguments).history
     plain = rows().batch(BATCH)
     theirs, expected = by_keras(plain, validation_data=plain, **arguments)
-    same(model, theirs)
+    same_weights(model, theirs)
     same_history(history, expected)
     np.testing.assert_allclose(tf2dist.evaluate(model, batches, verbose=0), theirs.evaluate(x, y, verbose=0), rtol=1e-4)
     found = tf2dist.predict(model, batches.map(lambda x, y: x), verbose=0)
@@ -149,7 +144,7 @@ def test_several_workers_and_sample_weights(strategy):
     model = made(strategy)
     tf2dist.fit(model, tf2dist.DataService(3).distribute(weighted).batch(ROWS), epochs=4, verbose=0)
     theirs, _ = by_keras(weighted.batch(ROWS), epochs=4)
-    same(model, theirs)
+    same_weights(model, theirs)
 
 
 def test_epochs_of_fewer_steps_than_a_pass_and_a_call_that_goes_on(strategy):
@@ -158,7 +153,7 @@ def test_epochs_of_fewer_steps_than_a_pass_and_a_call_that_goes_on(strategy):
     for model, batches in ((ours, served().batch(BATCH)), (theirs, rows().batch(BATCH))):
         tf2dist.fit(model, batches, epochs=3, **arguments)
         tf2dist.fit(model, batches, epochs=5, initial_epoch=3, **arguments)
-    same(ours, theirs)
+    same_weights(ours, theirs)
     assert tf2dist.updates(ours) == 15
 
 
@@ -319,5 +314,5 @@ def test_it_is_for_keras_too():
     model, plain = classifier(OPTIMIZERS["sgd"]()), classifier(OPTIMIZERS["sgd"]())
     for each, dataset in ((model, served()), (plain, rows())):
         each.fit(dataset.batch(BATCH), epochs=2, verbose=0)
-    same(model, plain)
+    same_weights(model, plain)
     keras.backend.clear_session()

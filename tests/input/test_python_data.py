@@ -13,7 +13,7 @@ import scipy.sparse
 import tf2dist
 from tests.conftest import sampled
 from tests.input.python_kinds import BROKEN, KINDS, STEPS, Rows, batches, composite, endless
-from tests.models import OPTIMIZERS, ROWS, classifier, weights
+from tests.models import OPTIMIZERS, ROWS, classifier, same_weights, weights
 from tf2dist.errors import UsageError
 from tf2dist.input.make_adapter import make_data_adapter
 from tf2dist.input.timed_batch_reader import BatchReader
@@ -22,11 +22,6 @@ from tf2dist.system import linux
 
 def made():
     return classifier(OPTIMIZERS["adam"]())
-
-
-def same(ours, theirs):
-    for a, b in zip(weights(ours), weights(theirs), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
 def same_logs(ours, theirs):
@@ -54,7 +49,7 @@ def test_as_keras(strategy, kind):
     given = KINDS[kind]()
     found = tf2dist.fit(model, given, **{**arguments, "steps_per_epoch": steps}).history
     same_logs(found, expected)
-    same(model, theirs)
+    same_weights(model, theirs)
     if isinstance(given, Rows):
         assert given.calls == reference.calls
 
@@ -112,7 +107,7 @@ def test_ragged_and_sparse_tensors(strategy, tf, kind):
             model = compiled()
         found = tf2dist.fit(model, given, epochs=2, steps_per_epoch=STEPS).history
         same_logs(found, expected)
-        same(model, theirs)
+        same_weights(model, theirs)
 
 
 def whole(kind, tf):
@@ -143,7 +138,7 @@ def test_whole_sparse_and_ragged(strategy, tf, kind):
         model, x, y, batch_size=8, validation_split=1 - rows / ROWS, epochs=2, shuffle=False, verbose=0
     ).history
     same_logs(found, expected)
-    same(model, theirs)
+    same_weights(model, theirs)
     predicted = theirs.predict(dataset.batch(8), verbose=0)
     np.testing.assert_allclose(tf2dist.predict(model, x, batch_size=8), predicted, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(tf2dist.predict(model, x, batch_size=8, steps=2), predicted[:16], rtol=1e-4, atol=1e-5)
@@ -187,7 +182,7 @@ def test_a_generator_is_left_where_training_has_ended(kind, tf):
     assert numbers == [*range(10)]
     expected = made()
     expected.fit(endless(), steps_per_epoch=10, verbose=0)
-    same(model, expected)
+    same_weights(model, expected)
 
 
 @pytest.mark.slow
@@ -201,7 +196,7 @@ def test_a_new_generator_begins_with_the_batch_that_is_due(tf):
     for _ in range(5):
         next(theirs)
     expected.fit(theirs, steps_per_epoch=5, verbose=0)
-    same(model, expected)
+    same_weights(model, expected)
 
 
 class Noted(Rows):
@@ -228,7 +223,7 @@ def test_each_later_pass_is_a_whole_one(tf):
     batch_of = batches()
     expected = made()
     expected.fit((batch_of[n] for n in wanted), steps_per_epoch=len(wanted), verbose=0)
-    same(model, expected)
+    same_weights(model, expected)
 
 
 @pytest.mark.slow
@@ -236,7 +231,7 @@ def test_a_generator_without_steps_is_kept(tf):
     theirs, model = made(), made()
     theirs.fit(Rows(), epochs=2, shuffle=False, verbose=0)
     tf2dist.fit(model, iter(batches()), epochs=2)
-    same(model, theirs)
+    same_weights(model, theirs)
     assert tf2dist.predict(model, (batch for batch in batches())).shape == (ROWS, 3)
 
 

@@ -120,12 +120,6 @@ class LeaderMonitor:
         with self._changed:
             self._connected = dict(tasks)
 
-    def note_kept(self, context: int, saver: int) -> None:
-        """Tells the parameter servers what they hold, and which of them is to save it; see `heartbeat`."""
-        for connection in self.connections:
-            if self._policy.is_server(connection.task):
-                connection.send(f"keeps {context} {saver}")
-
     def restore_servers(self, can_restore: Callable[[], bool] | None) -> None:
         """Sets what says whether the job waits for a lost server to be back; without, its loss ends the job."""
         with self._changed:

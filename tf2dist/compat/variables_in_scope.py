@@ -117,8 +117,14 @@ def parameter_servers_of(model: keras.Model) -> set[int]:
     """The numbers of the parameter servers that hold variables of a model or its optimizers."""
     values = [v._value for v in _variables(model) if v._value is not None]
     parts = [part for value in values for part in getattr(value, "variables", [value])]
-    devices = [tf.DeviceSpec.from_string(part.device) for part in parts]
-    return {device.task for device in devices if device.job == "ps" and device.task is not None}
+    servers = [parameter_server_of(part.device) for part in parts]
+    return {server for server in servers if server is not None}
+
+
+def parameter_server_of(device: str) -> int | None:
+    """The number of the parameter server that a device is of; None if it is of none."""
+    found: Any = tf.DeviceSpec.from_string(device or "")
+    return found.task if found.job == "ps" else None
 
 
 def _variables(model: keras.Model) -> list[keras.Variable]:

@@ -72,9 +72,8 @@ class Dispatcher(Protocol):
         """Updates that were applied, counted from the beginning of the data (`start` of `open_stream` included)."""
         ...
 
-    @property
-    def counts_on_servers(self) -> CountsOnServers | None:
-        """Where the updates of the execution that was compiled last are counted.
+    def counts_on_servers(self, step: TrainStep) -> CountsOnServers | None:
+        """Where the updates that `step` makes are counted.
 
         None if this process counts them, or if nobody could tell whether one is made in part when this process is lost.
         """

@@ -57,10 +57,9 @@ class ReplicaDispatcher:
         """See `Dispatcher`."""
         return self._global_step
 
-    @property
-    def counts_on_servers(self) -> None:
+    def counts_on_servers(self, step: TrainStep) -> None:
         """See `Dispatcher`."""
-        return None
+        return
 
     @property
     def asked_to_stop(self) -> bool:

@@ -71,7 +71,6 @@ class AsynchronousDispatcher:
         self._lost_steps = False  # since nothing was under way
         self._abandoned = 0  # executions that are not waited for, and whose result the loop has not got yet
         self._timeout = ExecutionTimeout()
-        self._applies_as_a_whole = False
 
     @property
     def _sent(self) -> SentBatches | None:
@@ -90,13 +89,12 @@ class AsynchronousDispatcher:
         """See `Dispatcher`."""
         return self._updates.value
 
-    @property
-    def counts_on_servers(self) -> CountsOnServers | None:
+    def counts_on_servers(self, step: TrainStep) -> CountsOnServers | None:
         """See `Dispatcher`."""
-        updates = self._updates
-        if not self._applies_as_a_whole:
-            return None
-        return CountsOnServers(updates.variable, updates.under_way, self._tokens.counts, updates.followers)
+        if step.as_gradient_step is None or not self._slices.single:
+            return None  # a worker writes variables one after the other, and counts in the end
+        counters = update_counters(step.model.optimizer)
+        return CountsOnServers(self._updates.variable, self._updates.under_way, self._tokens.counts, counters)
 
     @property
     def asked_to_stop(self) -> bool:
@@ -106,8 +104,6 @@ class AsynchronousDispatcher:
     def compile(self, step: TrainStep) -> ExecutionFunctions:
         """See `Dispatcher`."""
         # A step of the user's own may make no update, or several, by several optimizers.
-        # Else a worker's variables are written one after the other, and counted in the end.
-        self._applies_as_a_whole = step.as_gradient_step is not None and self._slices.single
         self._updates.follow(update_counters(step.model.optimizer) if step.as_gradient_step else ())
         self._timeout = ExecutionTimeout()
         return ExecutionFunctions(self._pool, self._tokens, self._updates, step, self._options.local_steps)

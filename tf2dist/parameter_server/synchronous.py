@@ -104,8 +104,7 @@ class SynchronousDispatcher:
         """See `Dispatcher`."""
         return self._updates.value
 
-    @property
-    def counts_on_servers(self) -> CountsOnServers:
+    def counts_on_servers(self, step: TrainStep) -> CountsOnServers:
         """See `Dispatcher`. What a server has begun goes on without this process, but for want of gradients."""
         return CountsOnServers(self._updates.variable, self._updates.under_way, None, ())
 

@@ -39,7 +39,7 @@ class UpdateCounter:
             with strategy.extended.colocate_vars_with(self.variable):
                 # Calls of the server itself: begun and not ended.
                 self.under_way = tf.Variable(tf.zeros([], tf.int64), trainable=False, name="updates_under_way")
-        self.followers: Sequence[tf.Variable] = ()
+        self._others: Sequence[tf.Variable] = ()
         self._before: list[int] = []
         self._never_ended = 0  # updates under way of trainings that ended with their error
         self._has_loop = False  # in an update that is a call of the server
@@ -47,7 +47,7 @@ class UpdateCounter:
 
     def follow(self, counters: Sequence[tf.Variable]) -> None:
         """Sets the optimizer's counters, which go up by one an update."""
-        self.followers = counters
+        self._others = counters
 
     @property
     def value(self) -> int:
@@ -178,12 +178,12 @@ class UpdateCounter:
     def snapshot(self) -> None:
         """Remembers all counts. Only while no valid update is under way."""
         self._never_ended = min(self._never_ended, int(self.under_way.numpy()))
-        self._before = [int(counter.numpy()) for counter in (self.variable, *self.followers)]
+        self._before = [int(counter.numpy()) for counter in (self.variable, *self._others)]
 
     def correct_others(self) -> None:
         """Makes the optimizer's counters go up by as much as this one has since the snapshot."""
         applied = self.value - self._before[0]
-        for counter, before in zip(self.followers, self._before[1:], strict=True):
+        for counter, before in zip(self._others, self._before[1:], strict=True):
             counter.assign(before + applied)
 
 

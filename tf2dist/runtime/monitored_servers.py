@@ -84,7 +84,7 @@ class MonitoredServers:
           context: the number of TensorFlow's context that it is in; 0 where they hold nothing any more.
           saver: the index of the server that is to save it.
         """
-        self._monitor.note_kept(context, saver)
+        self._monitor.tell("ps", f"keeps {context} {saver}")
 
     @contextlib.contextmanager
     def restoring(self, can_restore: Callable[[], bool]) -> Generator[None]:

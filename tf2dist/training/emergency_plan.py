@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tf2dist.compat import eager_service
 from tf2dist.compat.model import saves_only_keras_variables, seed_states
+from tf2dist.compat.variables_in_scope import parameter_server_of
 from tf2dist.execution.dispatcher_interface import CountsOnServers
 from tf2dist.runtime import session
 from tf2dist.runtime.emergency_checkpoint import COUNTS, HANDLES, PLAN, Plan, ServerPart, cpu_of
@@ -109,7 +110,7 @@ class _Parts:
         self._state, model = state, state.model
         self._variables = stored_variables(model) if saves_only_keras_variables(model) else []
         self._seeds = seed_states(model)
-        self._places = [_server(v.value.device) for v in self._variables + self._seeds]
+        self._places = [parameter_server_of(v.value.device) for v in self._variables + self._seeds]
         self._left: list[tuple[str, int]] = []
         self._used: dict[int, list[int]] = defaultdict(list)
         for number, place in enumerate(self._places):
@@ -132,7 +133,7 @@ class _Parts:
     ) -> None:
         """Leaves on each server what is needed to save the training, and tells all of them."""
         everything = [v.value for v in self._variables + self._seeds]
-        saver = _server(counts.updates.device)
+        saver = parameter_server_of(counts.updates.device)
         assert saver is not None
         tokens = counts.updates if counts.tokens is None else counts.tokens
         plan = self._plan(counts, directory, journal, sums_make_logs=sums_make_logs)
@@ -197,9 +198,3 @@ def _flat(sums: Sequence[np.ndarray]) -> np.ndarray:
 
 def _dtype(variable: Any) -> str:
     return variable.value.dtype.name
-
-
-def _server(device: str) -> int | None:
-    """The index of the parameter server that a device is of; None for another one."""
-    found: Any = tf.DeviceSpec.from_string(device or "")
-    return found.task if found.job == "ps" else None

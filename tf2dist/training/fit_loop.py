@@ -148,8 +148,7 @@ class TrainingLoop:
             self._checkpoints[0].save(again=True)
         self._prepared.in_fit = True
         try:
-            self._prepared.train_function  # noqa: B018 - that it is made says what is counted
-            counts, has_logs = self._dispatcher.counts_on_servers, self._step.sums_make_logs
+            counts, has_logs = self._dispatcher.counts_on_servers(self._step), self._step.sums_make_logs
             if counts is not None:
                 acts = act_on_validation(self._prepared.strategy, self._callbacks)
                 self._validation_acts = acts or has_own(self._model, "evaluate")
