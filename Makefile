@@ -40,7 +40,7 @@ fuzz: $(VENV)/installed-test  ## N random trainings a strategy, compared with th
 
 MOMENTS ?= 20
 chaos: $(VENV)/installed-test  ## every task of every strategy killed, stopped, asked to stop and cut off at MOMENTS moments
-	$(BIN)/python -m benchmarks chaos --moments=$(MOMENTS)
+	$(BIN)/python -m benchmarks chaos --moments=$(MOMENTS) --jobs=2
 
 check: $(VENV)/installed-dev  ## format, lint, who imports whom, and types
 	$(BIN)/ruff format --check .

@@ -10,6 +10,7 @@ data is not read until it is back, so that the weights are others, and the updat
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import json
 import random
 import statistics
@@ -23,7 +24,7 @@ from benchmarks.programs.chaos_tf2dist import STEPS_PER_EPOCH
 from tf2dist.errors import UsageError
 from tf2dist.system.output_files import write_text
 
-_KINDS = {"kill": "", "term": "", "stop": "+2s", "cut": "+2s"}
+_KINDS = {"kill": "", "term": "", "stop": "+1s", "cut": "+1s"}
 _OF_JOBS = {"launcher": "kill", "disk": "full"}  # what is done to the job as a whole, and how the table calls it
 
 
@@ -55,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     kinds = ",".join([*_KINDS, *_OF_JOBS])
     group.add_argument("--kinds", default=kinds, help=f"default: {kinds}")
     group.add_argument("--seed", type=int, default=0, help="of the moments (default: 0)")
+    group.add_argument("--jobs", type=int, default=1, help="at a time (default: 1)")
 
 
 def run(rounds: int, options: argparse.Namespace) -> dict:
@@ -69,28 +71,49 @@ def run(rounds: int, options: argparse.Namespace) -> dict:
     """
     if options.moments < 1:
         raise UsageError(f"--moments={options.moments} must be at least 1")
+    if options.jobs < 1:
+        raise UsageError(f"--jobs={options.jobs} must be at least 1")
     strategies, kinds = _chosen(options, "strategies", [*JOBS]), _chosen(options, "kinds", [*_KINDS, *_OF_JOBS])
     print(f"{STEPS} updates a training; {options.moments} faults of each kind, up to {FAULTS} in one training")
-    print("strategy     task      kind  right/met  recovery: median, worst  steps lost: mean, most  goodput")
+    print(
+        "strategy     task      kind  right/met  recovery: median, worst  steps lost: mean, most  goodput", flush=True
+    )
     figures: dict[str, dict] = {}
+    quiet_seconds, quiet_results = dict[str, float](), dict[str, dict]()
     for strategy in strategies:
         quiets = [train(strategy, "none", 0) for _ in range(2)]  # files are in the system's cache the second time
         quiet, quiet_result = min(quiets, key=lambda found: found[0]["seconds"])
         if quiet_result is None or quiet["status"] or quiet["steps"] != STEPS:
             raise SystemExit(f"{strategy}: a training that nothing disturbs has failed: {quiet}")
-        cases = [(task, kind) for task in JOBS[strategy][1] for kind in kinds if kind in _KINDS]
-        if strategy in ("one", "mirrored"):
-            cases = [(task, kind) for task, kind in cases if kind != "cut"]  # their only task talks to nobody
-        cases += [(what, kind) for what, kind in _OF_JOBS.items() if what in kinds]
-        for task, kind in cases:
-            outcome = _break(strategy, task, kind, options, quiet["seconds"], quiet_result)
-            figures[f"{strategy} {task} {kind}"] = vars(outcome)
-            print(_line(strategy, task, kind, outcome), flush=True)
+        quiet_seconds[strategy], quiet_results[strategy] = quiet["seconds"], quiet_result
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        try:
+            cases = {
+                (strategy, task, kind): pool.submit(
+                    _break, strategy, task, kind, options, quiet_seconds[strategy], quiet_results[strategy]
+                )
+                for strategy in strategies
+                for task, kind in _cases(strategy, kinds)
+            }
+            for case, broken in cases.items():
+                outcome = broken.result()
+                figures[" ".join(case)] = vars(outcome)
+                print(_line(*case, outcome), flush=True)
+        finally:
+            pool.shutdown(cancel_futures=True)
     if wrong := [f"{name}: {why}" for name, found in figures.items() for why in found["wrong"]]:
         if options.report:
             write_text(options.report, json.dumps(figures, indent=2))
         raise SystemExit("\n".join(wrong))
     return figures
+
+
+def _cases(strategy: str, kinds: list[str]) -> list[tuple[str, str]]:
+    """The tasks of a strategy, and the job as a whole, each with what is done to it."""
+    cases = [(task, kind) for task in JOBS[strategy][1] for kind in kinds if kind in _KINDS]
+    if strategy in ("one", "mirrored"):
+        cases = [(task, kind) for task, kind in cases if kind != "cut"]  # their only task talks to nobody
+    return cases + [(what, kind) for what, kind in _OF_JOBS.items() if what in kinds]
 
 
 def _chosen(options: argparse.Namespace, name: str, known: list[str]) -> list[str]:

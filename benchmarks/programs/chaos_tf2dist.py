@@ -15,7 +15,7 @@ import tf2dist
 
 STEPS_PER_EPOCH = 40
 STEPS_PER_EXECUTION = 4
-CHECKPOINT_STEPS = 40
+CHECKPOINT_STEPS = 20
 _BATCH = 16
 _PAUSE = 0.02  # seconds after each execution: steps as short as these would be over before anything can happen
 

@@ -30,6 +30,33 @@ def test_the_whole_job_is_started_again(run, tmp_path):
     assert err.count("the job is started again") == 2
 
 
+@pytest.mark.slow
+def test_nothing_of_an_attempt_is_left_when_the_next_one_begins_in_the_same_fork_server(run, tmp_path):
+    code = """
+    if not (here / "first").exists():
+        left = subprocess.Popen([sys.executable, "-c", "print(flush=True); input()"], stdin=subprocess.PIPE,
+                                stdout=subprocess.PIPE, start_new_session=True)
+        left.stdout.readline()
+        (here / "first").write_text(f"{os.getppid()} {left.pid}")
+        os.kill(os.getpid(), 9)
+    server, left = (here / "first").read_text().split()
+    print(os.getppid() == int(server), os.path.exists(f"/proc/{left}"))
+    """
+    status, out, err = run(code, "--max_restarts=1")
+    assert (status, out) == (0, "[worker 0] True False\n"), err
+
+
+@pytest.mark.slow
+def test_a_signal_ends_a_job_that_fails_at_once_again_and_again(start):
+    """Its attempts begin a few seconds apart."""
+    job = start("print('try', flush=True); sys.exit(3)", "--max_restarts=1000")
+    job.until("try", 2)
+    job.process.terminate()
+    status, out, _ = job.finish()
+    assert status == 143
+    assert out.count("try") <= 3
+
+
 FEWER = """
 spec = json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"]
 times = len(list(here.glob(f"{me} *")))

@@ -34,6 +34,8 @@ _Result = TypeVar("_Result")
 class ForkServer:
     """Forks processes on the launcher's command and reports each start and end, in the order in which they happened.
 
+    One attempt at the job after another: when all processes of one have ended, those of the next may be forked.
+
     Args:
       control: the socket to the launcher (see `fork_server_client`).
       files: how many files each child may open; see `linux.limit_files`.
@@ -51,13 +53,19 @@ class ForkServer:
         self._epoll.register(control, select.EPOLLIN)
         self._children: dict[int, tuple[int, int]] = {}  # pidfd to (key of the process, pid)
         self._replaceable: set[int] = set()  # pids
-        self._deadline: float | None = None  # when what still runs is killed; None while the job is on
+        self._launcher_is_gone = False
+        self._deadline: float | None = None  # when what still runs is killed; None while an attempt is on
         self._orphans_terminated = False
 
     def serve(self) -> dict[str, Any] | None:
-        """Serves until everything has ended, and returns None; in a forked child, returns what it is to run."""
+        """Serves as long as the launcher is there, and returns None; in a forked child, returns what it is to run."""
         self._report(ready=True)
-        while self._deadline is None or not self._all_gone():
+        while True:
+            if self._deadline is not None and self._all_gone():
+                if self._launcher_is_gone:
+                    return None
+                self._deadline, self._orphans_terminated = None, False
+                self._report(over=True)
             wait = _TICK if self._deadline is None else _TICK_WHILE_ENDING
             for fd, _ in self._epoll.poll(wait):
                 if fd in self._children:
@@ -65,7 +73,6 @@ class ForkServer:
                 elif (task := self._handle_command()) is not None:
                     return task
             self._reap_orphans()
-        return None
 
     def _report(self, **event: Any) -> None:
         """Sends an event to the launcher."""
@@ -87,6 +94,7 @@ class ForkServer:
             return None
         if not message:
             self._epoll.unregister(self.control)
+            self._launcher_is_gone = True
         self._end(command["end"])
         return None
 
@@ -168,7 +176,7 @@ class ForkServer:
         self._deadline = deadline if self._deadline is None else min(deadline, self._deadline)
 
     def _all_gone(self) -> bool:
-        """Is no descendant left? While the job is being ended, also sends the signals that are due."""
+        """Is no descendant left? While an attempt is being ended, also sends the signals that are due."""
         if not linux.has_children():
             return True
         if self._deadline is not None and time.monotonic() >= self._deadline:

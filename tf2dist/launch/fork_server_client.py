@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -15,6 +18,7 @@ from tf2dist.system import environment_variables, linux
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 # The fork server comes from the same installation or clone as this launcher, whatever the working directory holds.
+_MARK = "TF2DIST_JOB"  # in the environment of everything that a fork server starts
 _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from tf2dist.launch.fork_server import main; main()"
 
 
@@ -23,12 +27,11 @@ class ForkServerClient:
 
     The import begins at once; `fork` may be called after the event {"ready": true}. `event` reads the events from
     `control`: {"started": key, "pid": N}, {"ended": key, "status": N} (negative for a signal), in the order in which
-    they happened, and None when the fork server is gone. It ends, with every descendant, when `end` or `close` is
-    called, and when this process dies.
+    they happened; {"over": true} when all have ended after `end`, so that others may be forked; and None when the fork
+    server is gone. It ends, with every descendant, when `close` is called, and when this process dies.
 
     Args:
       preload: modules to import.
-      env: added to the environment.
       isolate: should it, and all that it forks, have a network of its own?
       link: is each process to be a host in that network? Then the queueing discipline of its link, see
         `emulated_network`; None if not.
@@ -41,14 +44,14 @@ class ForkServerClient:
     def __init__(
         self,
         preload: Sequence[str],
-        env: Mapping[str, str],
         *,
         isolate: bool = False,
         link: str | None = None,
         inherited: Sequence[int] = (),
     ) -> None:
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.ready = False
+        self.ready, self.is_gone = False, False
+        self._mark = uuid.uuid4().hex
         # What the imports print is shown only when they fail.
         self._log = os.fdopen(os.memfd_create("fork_server.log"), "rb", buffering=0)
         with theirs:
@@ -58,7 +61,7 @@ class ForkServerClient:
             flags = cast("list[str]", subprocess._args_from_interpreter_flags())  # type: ignore[attr-defined]
             self.process = subprocess.Popen(
                 [sys.executable, *flags, "-c", _BOOT, *arguments],
-                env={**environment_variables.TENSORFLOW_DEFAULTS, **os.environ, **env},
+                env={**environment_variables.TENSORFLOW_DEFAULTS, **os.environ, _MARK: self._mark},
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,
@@ -107,7 +110,10 @@ class ForkServerClient:
             self.control.send(json.dumps({"cut": cut, "address": address}).encode())
 
     def end(self, grace: float) -> None:
-        """Ends every process: SIGTERM now (once), SIGKILL for what is left after `grace` seconds."""
+        """Ends every process: SIGTERM now (once), SIGKILL for what is left after `grace` seconds.
+
+        The fork server ends, too, if it has not imported everything yet.
+        """
         with contextlib.suppress(ConnectionError):  # it is gone, and its children with it
             self.control.send(json.dumps({"end": grace}).encode())
         if not self.ready:
@@ -120,6 +126,7 @@ class ForkServerClient:
         except ConnectionError:
             message = b""
         event = json.loads(message) if message else None
+        self.is_gone = event is None
         self.ready = self.ready or event == {"ready": True}
         return event
 
@@ -132,4 +139,15 @@ class ForkServerClient:
         """Ends everything that still runs; returns the fork server's own exit status. May be called again."""
         self.control.close()
         self._log.close()
-        return self.process.wait()
+        self.is_gone = True
+        if status := self.process.wait():
+            self._kill_marked()
+        return status
+
+    def _kill_marked(self) -> None:
+        """Kills what the fork server could not: when it dies the kernel kills its children, but not theirs."""
+        for _ in range(100):
+            if not (left := linux.started_with(_MARK, self._mark)):
+                break
+            linux.kill(left, signal.SIGKILL)
+            time.sleep(0.01)

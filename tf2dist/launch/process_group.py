@@ -12,7 +12,6 @@ import os
 import select
 import signal
 import time
-import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,7 +30,6 @@ from tf2dist.launch.process_group_settings import Settings
 from tf2dist.launch.restart_budget import WRONG_COMMAND, RestartBudget
 from tf2dist.system import linux
 
-_MARK = "TF2DIST_JOB"  # in the environment of everything that a group starts
 _FORK_SERVER_GRACE = 10.0  # seconds past the last deadline after which the fork server itself is killed
 _CAUSE_GRACE = 10.0  # seconds for a process to end that another one has lost, and has ended for
 _HOST_GRACE = 20.0  # the same where it may be a connection to another host, which counts as lost only then
@@ -57,33 +55,33 @@ class ProcessGroup:
 
     Args:
       processes: started in this order once the fork server is ready; a process's key is its place in here.
+      server: forks them; nothing that it has forked before is left.
       settings: see `settings.Settings`.
       logs: files for what the processes print; None to show it.
       budget: restarts that are left; the group takes from it.
       injector: of faults; None for none.
-      inherited: file descriptors that the processes have as well.
-
-    Raises:
-      OSError: the fork server cannot be started.
+      not_before: when they are started at the earliest, by the monotonic clock.
     """
 
     def __init__(
         self,
         processes: Sequence[Process],
+        server: ForkServerClient,
         settings: Settings,
         logs: LogFiles | None,
         budget: RestartBudget,
         injector: FaultInjector | None = None,
-        inherited: Sequence[int] = (),
+        not_before: float = 0.0,
     ) -> None:
         self._processes = processes
+        self._server = server
         self._settings = settings
         self._budget = budget
         self._injector = injector
         self._keys = {process.name: key for key, process in enumerate(processes)}
         self._status: int | None = None  # of the group; None until it is decided how it ends
         self._reason = ""
-        self._alive = True  # does the fork server run, and with it any process?
+        self._alive = True  # is anything of it left to end?
         self._failed: _End | None = None  # of the process that ended the group
         self._needed: list[_End] = []  # the last ones that were lost, if their coordinators need them
         self._victim: int | None = None  # the first that has ended since it has lost another one, which is awaited
@@ -98,15 +96,13 @@ class ProcessGroup:
         self._streams: dict[int, LineSplitter] = {}  # by the end of the pipe that is read
         self._tails: list[deque[bytes]] = [deque(maxlen=LAST_LINES) for _ in processes]
         self._alarms: list[tuple[float, Callable[[], None]]] = []
-        self._mark = uuid.uuid4().hex
         self._logs = logs
         self._shows_output = logs is None or settings.tee
-        self._server = ForkServerClient(
-            settings.preload, {_MARK: self._mark}, isolate=settings.isolate, link=settings.link, inherited=inherited
-        )
         if injector:
             injector.begin_attempt(self._say, self._cut_off)
             self._tick(injector)
+        if server.ready:
+            self._at(not_before, self._start_all)
 
     @property
     def running(self) -> bool:
@@ -190,7 +186,6 @@ class ProcessGroup:
         """Kills whatever still runs."""
         if self._alive:
             self._server.close()
-            self._kill_marked()
 
     def _at(self, when: float, action: Callable[[], None]) -> None:
         """Calls `action` at `when` unless the group is being ended by then."""
@@ -203,11 +198,10 @@ class ProcessGroup:
 
     def _on_event(self, event: dict[str, Any] | None) -> None:
         """Handles an event of the fork server; these come in the order in which things happened."""
-        if event is None:
+        if event is None or "over" in event:
             self._conclude()
         elif "ready" in event:
-            for key in range(len(self._processes)):
-                self._start(key)
+            self._start_all()
         elif "started" in event:
             started: int = event["started"]
             self._pids[started] = event["pid"]
@@ -215,6 +209,10 @@ class ProcessGroup:
                 self._injector.started(self._processes[started].name, event["pid"])
         else:
             self._on_exit(event["ended"], event["status"])
+
+    def _start_all(self) -> None:
+        for key in range(len(self._processes)):
+            self._start(key)
 
     def _start(self, key: int) -> None:
         """Has the fork server start a process."""
@@ -470,15 +468,14 @@ class ProcessGroup:
             self._alarms = [(time.monotonic() + grace + _FORK_SERVER_GRACE, self._server.process.kill)]
 
     def _conclude(self) -> None:
-        """Reads what is left in the pipes and says why the group ended, once the fork server is gone."""
+        """Reads what is left in the pipes and says why the group ended, once nothing of it runs."""
         self._alive = False
         self._alarms.clear()
         if self._injector:
             self._injector.release()
-        log = self._server.log().splitlines()
-        status = self._server.close()
-        if status != 0:
-            self._kill_marked()
+        log, status = list[bytes](), 0
+        if self._server.is_gone:
+            log, status = self._server.log().splitlines(), self._server.close()
         for fd in list(self._streams):
             self._read(fd, _WHOLE_PIPE)
             if fd in self._streams:  # still open, in the hands of something that is about to be gone
@@ -514,14 +511,6 @@ class ProcessGroup:
             with contextlib.suppress(OSError):
                 os.write(where, f"launch: {why}\n".encode())
         return self._stop(1, why)
-
-    def _kill_marked(self) -> None:
-        """Kills what the fork server could not: when it dies the kernel kills its children, but not theirs."""
-        for _ in range(100):
-            if not (left := linux.started_with(_MARK, self._mark)):
-                break
-            linux.kill(left, signal.SIGKILL)
-            time.sleep(0.01)
 
 
 def _describe(status: int) -> str:

@@ -18,6 +18,7 @@ from tf2dist.cluster.loss_policy import WORKER_RESTARTS
 from tf2dist.launch.cluster_layout import Layout
 from tf2dist.launch.fault_injector import FaultInjector
 from tf2dist.launch.fault_plan import FaultPlan
+from tf2dist.launch.fork_server_client import ForkServerClient
 from tf2dist.launch.log_files import LogFiles
 from tf2dist.launch.process import Process
 from tf2dist.launch.process_group import ProcessGroup
@@ -28,6 +29,7 @@ from tf2dist.system.environment_variables import STEP_FILE
 from tf2dist.system.output_files import write_text
 from tf2dist.system.step_file import StepFile
 
+_ATTEMPT_SECONDS = 1.0  # between the starts of two attempts at least, for what has failed to be there again
 _TRY_AGAIN_SECONDS = 2.0  # between two tries to start a job again
 _READ_SECONDS = 5.0  # to wait until somebody reads what was printed before
 
@@ -121,10 +123,16 @@ def supervise(
             inherited = [fd]
             env = {STEP_FILE: f"/proc/self/fd/{fd}"}
         signals = stack.enter_context(SignalPipe())
+        server: ForkServerClient | None = None
+        not_before = 0.0
         result: Result | None = None
         while result is None:
             attempt = [replace(process, env={**process.env, **env}) for process in processes]
-            group = ProcessGroup(attempt, wanted, logs, budget, injector, inherited)
+            if server is None or server.is_gone:
+                server = ForkServerClient(wanted.preload, isolate=wanted.isolate, link=wanted.link, inherited=inherited)
+                stack.callback(server.close)
+            group = ProcessGroup(attempt, server, wanted, logs, budget, injector, not_before)
+            not_before = max(not_before, time.monotonic()) + _ATTEMPT_SECONDS
             if deadline is not None:
                 group.set_deadline(deadline, f"had not ended after {wanted.timeout:g} s")
             try:
