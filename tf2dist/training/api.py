@@ -6,10 +6,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import logging
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import keras
@@ -17,31 +15,16 @@ import tensorflow as tf
 
 from tf2dist.compat import model_methods, versions
 from tf2dist.compat.model import layers_of, logs_in_order
-from tf2dist.errors import START_AGAIN, CheckpointError, Preempted, UsageError, reason
-from tf2dist.input.data_adapter import DataAdapter, FiniteDataAdapter
+from tf2dist.errors import UsageError
 from tf2dist.input.keras_arguments import as_data
-from tf2dist.input.make_adapter import make_data_adapter, make_finite_adapter, takes_batch_size
 from tf2dist.input.validation_split import split_rows
 from tf2dist.parameter_server.options import ParameterServer
-from tf2dist.runtime import peer_arguments, session
-from tf2dist.training import data_validation, default_fit_seed, evaluator_task, model_validation
-from tf2dist.training.callbacks import (
-    PeersAlike,
-    act_on_validation,
-    as_list,
-    checkpoints_of,
-    includes,
-    learning_rate_of,
-    make_callback_list,
-    need_every_batch,
-)
-from tf2dist.training.checkpoint import Checkpoint
-from tf2dist.training.fit_loop import TrainingLoop
-from tf2dist.training.prepared_model import PreparedModel, cancel, prepare
-from tf2dist.training.restore_servers import can_go_on_without_servers, restoring_servers
-
-_log = logging.getLogger("tf2dist")
-_CHECKPOINTS = (Checkpoint, keras.callbacks.BackupAndRestore)
+from tf2dist.runtime import session
+from tf2dist.training import default_fit_seed, model_validation
+from tf2dist.training.call_arguments import check_same_for_peers, limited, one_pass
+from tf2dist.training.callbacks import as_list, make_callback_list, need_every_batch
+from tf2dist.training.fit_call import FitArguments, FitCall
+from tf2dist.training.prepared_model import PreparedModel, prepare
 
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
@@ -136,107 +119,19 @@ def fit(
     """
     versions.warn_if_untried()
     model_validation.check_compiled(model)
-    epochs = _capped(epochs, keras.config.max_epochs(), "epochs") or 0
-    callbacks = as_list(callbacks)
+    epochs = limited(epochs, keras.config.max_epochs(), "epochs") or 0
     data = as_data(x, y, sample_weight)
     if validation_split and validation_data is None:
         data, validation_data = split_rows(data, validation_split)
-    seed = default_fit_seed.begin_call(model, initial_epoch) if seed is None else seed
-
-    def adapt() -> DataAdapter:
-        return make_data_adapter(
-            data, batch_size=batch_size, shuffle=shuffle, seed=seed, class_weight=class_weight,
-            steps=steps_per_epoch if takes_batch_size(data) else None, progress=session.current().progress,
-        )  # fmt: skip
-
-    first_adapter = adapt()
-
-    @functools.cache
-    def adapt_validation() -> FiniteDataAdapter:
-        # Keras unpacks a list here, and nowhere else.
-        given = tuple(validation_data) if isinstance(validation_data, list) else validation_data
-        size = (validation_batch_size or batch_size) if takes_batch_size(given) else None
-        return _one_pass(given, size, validation_steps, "validation_steps")
-
-    validates_itself = model_methods.has_own(model, "evaluate") and not session.current().is_evaluator
-    validation = None if validation_data is None or validates_itself else adapt_validation()
-    most = keras.config.max_steps_per_epoch()
-    epoch_steps = data_validation.finite_steps(
-        _capped(steps_per_epoch or first_adapter.steps, most, "steps_per_epoch"), "steps_per_epoch"
-    )
-    checkpoints = [c for c in callbacks if isinstance(c, Checkpoint)]
-
-    restores = can_go_on_without_servers(model, data, checkpoints)
-    epoch_logs: dict[int, dict[str, Any]] = {}
-
-    def train(reached: int | None) -> Any:
-        """Trains; or goes on from a checkpoint, since servers were lost when that global step was reached."""
-        adapter = first_adapter if reached is None else adapt()
-        # The same script runs in an evaluator, which has no servers.
-        options = None if session.current().is_evaluator else parameter_server or ParameterServer()
-        prepared = _prepare(model, options)
-        _check_same_for_peers(
-            prepared, "fit", steps_per_epoch=epoch_steps, epochs=epochs, initial_epoch=initial_epoch,
-            seed=seed, steps_per_execution=steps_per_execution,
-            validation_steps=None if validation is None else validation.steps,
-            callbacks=checkpoints_of(callbacks, _CHECKPOINTS), optimizer=type(model.optimizer).__name__,
-            learning_rate=learning_rate_of(model),
-        )  # fmt: skip
-        prepared.train_step(adapter)
-        if validation is not None:
-            prepared.train_step(validation, "test_step")  # what it cannot do is to be known before an epoch is over
-        if session.current().is_evaluator:
-            if validation is None:
-                raise UsageError("an evaluator evaluates validation_data: give fit some")
-            directory = evaluator_task.checkpoint_of(callbacks).directory
-            return evaluator_task.follow(
-                prepared, directory, validation, make_callback_list(model, (), steps=validation.steps)
-            )
-        announced = epoch_steps if steps_per_epoch or adapter.announced_steps else None
-        callback_list = make_callback_list(
-            model, PeersAlike.after(callbacks, prepared.strategy), verbose=verbose, epochs=epochs, steps=announced,
-            add_history=True, last=Checkpoint,
-        )  # fmt: skip
-
-        is_for_each = steps_per_execution is None and need_every_batch(prepared.strategy, callback_list)
-        one_by_one = validation_data is not None and need_every_batch(prepared.strategy, callback_list, "evaluation")
-
-        may_stop = bool(checkpoints) and validation is not None and prepared.train_step(adapter).sums_make_logs
-        may_stop = may_stop and not act_on_validation(prepared.strategy, callback_list)
-
-        def validate() -> Any:
-            if validation is not None:
-                return prepared.validate(validation, callback_list, one_by_one=one_by_one, may_stop=may_stop)
-            x, y, weights = keras.utils.unpack_x_y_sample_weight(validation_data)
-            return model_methods.validate_by_own(
-                model, lambda: prepared.evaluate(adapt_validation(), callback_list, one_by_one=one_by_one),
-                x=x, y=y, sample_weight=weights, batch_size=validation_batch_size or batch_size, verbose=0,
-                steps=validation_steps, callbacks=callback_list, return_dict=True,
-            )  # fmt: skip
-
-        loop = TrainingLoop(
-            prepared, adapter, callback_list, epoch_steps, prepared.tuner(1 if is_for_each else steps_per_execution),
-            restores_epoch=includes(callbacks, keras.callbacks.BackupAndRestore), reached=reached,
-            saves_first=restores, epoch_logs=epoch_logs,
-        )  # fmt: skip
-        model.stop_training = False
-        return loop.run(initial_epoch, epochs, None if validation_data is None else validate, validation_freq)
-
-    if session.current().is_evaluator:
-        return train(None)
-    try:
-        with _preemptible() if checkpoints else contextlib.nullcontext():
-            history = restoring_servers(model, checkpoints, train) if restores else train(None)
-    except BaseException as error:
-        for checkpoint in checkpoints:  # first, since who cannot wait for the rest interrupts it again
-            checkpoint.preempted() if isinstance(error, Preempted) else checkpoint.failed()
-        with contextlib.suppress(Exception):  # this error says more; the next call cancels what is left
-            cancel(model)
-        raise
-    if checkpoints:
-        session.current().preemption.end_if_requested()  # it was asked to stop after the last step
-    default_fit_seed.end_call(model)
-    return history
+    arguments = FitArguments(
+        data=data, batch_size=batch_size, epochs=epochs, verbose=verbose, callbacks=as_list(callbacks),
+        validation_data=validation_data, shuffle=shuffle, class_weight=class_weight, initial_epoch=initial_epoch,
+        steps_per_epoch=steps_per_epoch, validation_steps=validation_steps, validation_freq=validation_freq,
+        validation_batch_size=validation_batch_size or batch_size, steps_per_execution=steps_per_execution,
+        seed=default_fit_seed.begin_call(model, initial_epoch) if seed is None else seed,
+        parameter_server=parameter_server,
+    )  # fmt: skip
+    return FitCall(model, arguments, _prepare).run()
 
 
 @_call_with_peers
@@ -268,10 +163,10 @@ def evaluate(
       ValueError: as `fit`.
     """
     model_validation.check_compiled(model)
-    adapter = _one_pass(as_data(x, y, sample_weight), batch_size, steps, "steps")
+    adapter = one_pass(as_data(x, y, sample_weight), batch_size, steps, "steps")
     callback_list = _callback_list(model, callbacks, verbose, adapter.announced_steps)
     prepared = _prepare(model)
-    _check_same_for_peers(prepared, "evaluate", steps=adapter.steps)
+    check_same_for_peers(prepared, "evaluate", steps=adapter.steps)
     one_by_one = need_every_batch(prepared.strategy, callback_list, "evaluation")
     logs = prepared.evaluate(adapter, callback_list, one_by_one=one_by_one)
     return logs if return_dict else logs_in_order(model, logs)
@@ -301,71 +196,11 @@ def predict(
     Raises:
       ValueError: the data cannot be used or does not fit the model.
     """
-    adapter = _one_pass(as_data(x), batch_size, steps, "steps", in_order=True)
+    adapter = one_pass(as_data(x), batch_size, steps, "steps", in_order=True)
     callback_list = _callback_list(model, callbacks, verbose, adapter.announced_steps)
     prepared = _prepare(model)
-    _check_same_for_peers(prepared, "predict", steps=adapter.steps)
+    check_same_for_peers(prepared, "predict", steps=adapter.steps)
     return prepared.predict(adapter, callback_list)
-
-
-def _one_pass(
-    data: Any, batch_size: int | None, steps: int | None, name: str, *, in_order: bool = False
-) -> FiniteDataAdapter:
-    """The adapter of data that `evaluate` and `predict` read; `name` is what a user calls the steps."""
-    progress = session.current().progress
-    adapter = make_finite_adapter(data, batch_size=batch_size, steps=steps, progress=progress, in_order=in_order)
-    limited = _capped(adapter.steps, keras.config.max_steps_per_epoch(), name)
-    if limited is not None and limited != adapter.steps:
-        adapter = adapter.first(limited)
-    data_validation.finite_steps(adapter.steps, name)
-    return adapter
-
-
-@contextlib.contextmanager
-def _preemptible() -> Generator[None]:
-    """Returns a context for a training that saves when the job is asked to stop."""
-    preemption = session.current().preemption
-    with preemption.training():
-        try:
-            yield
-        except (UsageError, CheckpointError):
-            raise
-        except Exception as error:
-            if not preemption.ends_job:
-                raise
-            _log.warning(
-                "tf2dist: the job was asked to stop, and %s came before it had saved; it ends with status %d, and goes "
-                "on from the last checkpoint when it is started again", reason(error), START_AGAIN,
-            )  # fmt: skip
-            # Its data may be made by processes that were asked to stop as well, and a server's host may be gone.
-            preemption.end(alone=True)
-
-
-def _check_same_for_peers(prepared: PreparedModel, function: str, **lengths: str | int | None) -> None:
-    """Raises UsageError in all peers of a job unless all make this call with these lengths; no peer waits then."""
-    found = peer_arguments.difference(prepared.strategy, {"function": function, **lengths})
-    if found is None:
-        return
-    name, who = found
-    if name == "function":
-        raise UsageError(f"the peers of a job call fit, evaluate and predict together, found {who}")
-    if name == "callbacks":
-        raise UsageError(
-            f"all peers of a job need the same callbacks that save and restore, found {who}; give them to every peer: "
-            "the first one alone writes"
-        )
-    raise UsageError(
-        f"{function} needs the same {name} in all peers of a job, found {who}; give all of them as much data and the "
-        "same arguments"
-    )
-
-
-def _capped(given: int | None, limit: int | None, name: str) -> int | None:
-    """What was given, if it is not beyond the limit of trial runs, as Keras has it (KERAS_MAX_EPOCHS, say)."""
-    if not limit or (given is not None and given <= limit):
-        return given
-    _log.warning("%s is limited to %d by keras.config", name, limit)
-    return limit
 
 
 def _callback_list(model: keras.Model, callbacks: Any, verbose: str | int, steps: int | None) -> Any:
