@@ -441,12 +441,15 @@ assert result.status == 1, result
 
 
 @pytest.mark.slow
-def test_workers_that_do_not_end_are_named_and_the_job_is_done():
-    """A worker that is stopped, say: its coordinator was done without it."""
-    code = """
+@pytest.mark.parametrize("is_needed", [False, True])
+def test_workers_that_do_not_end_are_named_and_the_job_is_done(is_needed):
+    """A worker that is stopped, say: its coordinator was done without it, or with what it needed it for."""
+    code = f"""
 import os, signal, subprocess
 from tf2dist.launch.supervisor import Process, supervise
-stopped = Process("worker 0", ["sh", "-c", "kill -STOP $$"], serves=True, coordinator="chief 0", command=True)
+stopped = Process(
+    "worker 0", ["sh", "-c", "kill -STOP $$"], serves=True, coordinator="chief 0", command=True, is_needed={is_needed}
+)
 result = supervise([Process("chief 0", ["true"], command=True), stopped], drain=0.5, grace=0.5)
 assert result.status == 0, result
 """

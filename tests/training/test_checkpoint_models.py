@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 import tf2dist
+from tests import custom_step_cases
+from tests.conftest import sampled
 from tests.models import OPTIMIZERS, classifier, data
 from tests.training.interrupted import STEPS, fit
 from tf2dist.errors import CheckpointError
@@ -108,3 +110,34 @@ def test_an_optimizer_that_is_built_is_not_built_again(tf, tmp_path, sharded):
         steps = tf2dist.load_checkpoint(each, tmp_path)
     tf2dist.fit(other, data(), epochs=2, callbacks=[tf2dist.Checkpoint(tmp_path, sharded=sharded)])
     assert tf2dist.updates(other) == 2 * steps
+
+
+PUBLISHED = custom_step_cases.CASES
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharded", sampled([False, True], [False]))
+@pytest.mark.parametrize("name", sampled(list(PUBLISHED), ["vae", "dcgan"]))
+def test_a_model_with_a_step_of_its_own_goes_on(strategy, tmp_path, name, sharded):
+    """Also one that was never called, as the variational autoencoder of keras.io, and one with two optimizers."""
+    make, rows = PUBLISHED[name]
+
+    def trained(epochs, directory):
+        with strategy.scope():
+            model = make()
+        checkpoint = tf2dist.Checkpoint(directory, every_steps=3, sharded=sharded)
+        tf2dist.fit(model, custom_step_cases.batches(rows), epochs=epochs, callbacks=[checkpoint], verbose=0)
+        return model
+
+    whole = trained(3, tmp_path / "whole")
+    trained(1, tmp_path / "parts")
+    model = trained(3, tmp_path / "parts")
+    assert tf2dist.updates(model) == tf2dist.updates(whole)
+    for ours, theirs in zip(model.weights, whole.weights, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6, err_msg=ours.path)
+    if name == "vae":
+        with strategy.scope():
+            read = make()
+        tf2dist.load_checkpoint(read, tmp_path / "whole")
+        for ours, theirs in zip(read.weights, whole.weights, strict=True):
+            np.testing.assert_array_equal(ours, theirs, err_msg=ours.path)

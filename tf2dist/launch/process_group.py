@@ -342,12 +342,12 @@ class ProcessGroup:
             self._at(time.monotonic() + self._settings.drain, self._end_late)
 
     def _end_late(self) -> None:
-        """Ends those that serve; the job has failed unless it could have gone on without them."""
+        """Ends those that serve; the job has failed unless each had a coordinator, which was done with it."""
         if self._status is not None:
             return  # the group is being ended, within a time of its own
         late = f"{self._unfinished()} did not end within {self._settings.drain:g} s after the processes that they serve"
         left = [key for key in range(len(self._processes)) if key not in self._statuses]
-        if any(self._coordinator_of(key) is None or self._processes[key].is_needed for key in left):
+        if any(self._coordinator_of(key) is None for key in left):
             self._stop(1, late)
         else:
             self._say(late)

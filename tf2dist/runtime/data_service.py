@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import socket
+import threading
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +26,7 @@ from tf2dist.system import environment_variables
 
 _service = tf.data.experimental.service
 _FORGET_SECONDS = 10.0
+_starting = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -79,9 +81,14 @@ def _config(port: int) -> Any:
     return _service.DispatcherConfig(port=port, job_gc_check_interval_ms=seconds, job_gc_timeout_ms=seconds)
 
 
-@functools.cache  # the datasets that it has made may be read as long as there is this process
 def service_in_this_process(workers: int) -> RunningService:
     """Returns a service with so many workers in this process, where they also can call its Python."""
+    with _starting:  # or what one of two threads has registered would be gone with its service
+        return _service_of_this_process(workers)
+
+
+@functools.cache  # the datasets that it has made may be read as long as there is this process
+def _service_of_this_process(workers: int) -> RunningService:
     with held_back_stderr():
         dispatcher = _service.DispatchServer(_config(0))
         address = dispatcher.target.partition("://")[2]

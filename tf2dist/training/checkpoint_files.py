@@ -27,6 +27,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf2dist.compat.model import finalize_restored, has_optimizer, seed_states
+from tf2dist.compat.weights_files import load_weights
 from tf2dist.errors import CheckpointError, first_line
 from tf2dist.system.atomic_files import flush, flush_directory, put_in_place
 from tf2dist.training.best_epoch import BestEpoch
@@ -208,7 +209,7 @@ def read_checkpoint(model: keras.Model, path: str) -> SavedProgress:
     whole = _verify(model, path)
     try:
         if whole.shards is None:
-            model.load_weights(os.path.join(path, _WEIGHTS))
+            load_weights(model, os.path.join(path, _WEIGHTS))
         else:
             read_shards(stored_variables(model), whole.shards, path, assign=True, here=whole.emergency)
     except Exception as error:  # Keras has loaded what fits, so no other checkpoint may take its place in silence

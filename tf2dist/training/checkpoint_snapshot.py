@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf2dist.compat.model import restored_variables, saves_only_keras_variables, seed_states
-from tf2dist.compat.weights_of_a_moment import save_weights
+from tf2dist.compat.weights_files import save_weights
 from tf2dist.training.checkpoint_compatibility import shapes_of
 from tf2dist.training.checkpoint_shards import Shards, write_shards
 from tf2dist.training.checkpoint_state import SavedProgress
@@ -49,10 +49,8 @@ class Snapshot:
 
     def save_weights(self, path: str) -> None:
         """Writes what `keras.Model.load_weights` reads, in any thread."""
-        if self._values is None:
-            self._model.save_weights(path)
-        else:
-            save_weights(self._model, zip(self._variables, self._values, strict=True), path)
+        values = None if self._values is None else zip(self._variables, self._values, strict=True)
+        save_weights(self._model, path, values)
 
     def save_shards(self, directory: str) -> Shards:
         """Has each task write its variables, as `write_shards`, in any thread."""

@@ -11,7 +11,7 @@ import os
 
 import keras
 
-from tf2dist.compat.model import has_optimizer
+from tf2dist.compat.model import has_optimizer, layers_of
 from tf2dist.errors import CheckpointError, UsageError
 from tf2dist.training import checkpoint_files
 
@@ -37,7 +37,7 @@ def load_checkpoint(model: keras.Model, path: str | os.PathLike[str], *, best: s
       CheckpointError: there is none, or it is damaged or of another model.
     """
     path = os.fspath(path)
-    if not model.built:
+    if not (model.built or all(layer.built for layer in layers_of(model) if layer is not model)):
         raise UsageError("load_checkpoint needs a model that is built: call it on some data, or give it an Input")
     if has_optimizer(model) and not model.optimizer.built:
         with model.distribute_strategy.scope():

@@ -1,4 +1,4 @@
-"""What was in variables is saved, whatever is in them by now."""
+"""What was in variables is saved, whatever is in them by now, and whatever Keras thinks of the model."""
 
 import threading
 
@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from tf2dist.compat.weights_of_a_moment import save_weights
+from tf2dist.compat.weights_files import load_weights, save_weights
 
 
 def made():
@@ -28,7 +28,7 @@ def test_what_was_there_is_saved(tf, tmp_path, in_thread):
     variables = [*model.variables, *model.optimizer.variables]
     before = filled(model, rng)
     after = filled(model, rng)
-    arguments = model, zip(variables, before, strict=True), path
+    arguments = model, path, zip(variables, before, strict=True)
     if in_thread:
         thread = threading.Thread(target=save_weights, args=arguments)
         thread.start()
@@ -43,7 +43,36 @@ def test_what_was_there_is_saved(tf, tmp_path, in_thread):
 
 
 def test_keras_makes_a_variable_while_it_saves(tf, tmp_path):
-    """Fails when Keras saves in a `StatelessScope`; then `save_weights` can go."""
+    """Fails when Keras saves in a `StatelessScope`; then half of `save_weights` can go."""
     model = made()
     with keras.StatelessScope(), pytest.raises(ValueError, match="create a variable while in a stateless scope"):
         model.save_weights(str(tmp_path / "a.weights.h5"))
+
+
+class Uncalled(keras.Model):
+    """As keras.io's variational autoencoder: its `train_step` calls its layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.decoder = keras.layers.Dense(2), keras.layers.Dense(4)
+        self.encoder.build((None, 4))
+        self.decoder.build((None, 2))
+
+
+@pytest.mark.parametrize("moment", [False, True])
+def test_a_model_that_was_never_called(tf, tmp_path, moment):
+    model, path = Uncalled(), str(tmp_path / "a.weights.h5")
+    expected = [v.value.read_value() for v in model.variables]
+    save_weights(model, path, zip(model.variables, expected, strict=True) if moment else None)
+    for variable in model.variables:
+        variable.assign(variable + 1)
+    load_weights(model, path)
+    for variable, value in zip(model.variables, expected, strict=True):
+        np.testing.assert_array_equal(variable, value)
+    assert not model.built
+
+
+def test_keras_saves_no_model_that_was_never_called(tf, tmp_path):
+    """Fails when it does; then `load_weights` can go."""
+    with pytest.raises(ValueError, match="has not yet been built"):
+        Uncalled().save_weights(str(tmp_path / "a.weights.h5"))
