@@ -5,8 +5,10 @@ import numpy as np
 import tensorflow as tf
 
 import tf2dist
+from tests import custom_step_cases
 from tests.custom_step_cases import BATCH, OwnUpdate, one_layer
 from tests.models import OPTIMIZERS, TABLE_OPTIMIZERS, classifier, data, embedder, sentences, with_losses_of_layers
+from tf2dist.compat.model import all_optimizers
 
 EPOCHS, PER_EPOCH = 12, 7  # 7 batches are a pass; the last one is smaller
 SYNC = {"parameter_server": tf2dist.ParameterServer("sync")}
@@ -47,6 +49,8 @@ CASES = {
     "layers, dataset, sharded": (with_losses_of_layers, lambda: in_batches(data()), {}, {"sharded": True}),
     "table": (lambda: embedder(TABLE_OPTIMIZERS["momentum"]()), sentences, {}, {}),
     "own step": (one_layer(OwnUpdate), lambda: in_batches(regression()), {}, {}),
+    "never called": (custom_step_cases.CASES["vae"][0], lambda: in_batches(regression()[0]), {}, {}),
+    "two optimizers": (custom_step_cases.CASES["dcgan"][0], lambda: in_batches(regression()[0]), {}, {"sharded": True}),
     "local steps": (lambda: classifier(OPTIMIZERS["sgd"]()), data, LOCAL, {}),
 }
 
@@ -68,7 +72,7 @@ def outcome(model, history):
     """What a training has left: weights, the optimizers' variables, and the logs of its epochs, as JSON takes them."""
     return {
         "weights": [np.asarray(v, float).tolist() for v in model.weights],
-        "optimizers": [np.asarray(v, float).tolist() for v in model.optimizer.variables],
+        "optimizers": [np.asarray(v, float).tolist() for o in all_optimizers(model) for v in o.variables],
         "epochs": history.epoch,
         "history": {name: [float(v) for v in values] for name, values in history.history.items()},
     }

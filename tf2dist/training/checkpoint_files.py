@@ -31,7 +31,7 @@ from tf2dist.compat.weights_files import load_weights
 from tf2dist.errors import CheckpointError, first_line
 from tf2dist.system.atomic_files import flush, flush_directory, put_in_place
 from tf2dist.training.best_epoch import BestEpoch
-from tf2dist.training.checkpoint_compatibility import check_shapes
+from tf2dist.training.checkpoint_compatibility import Shapes, check_shapes
 from tf2dist.training.checkpoint_shards import ElsewhereError, Shards, check_shards, read_shards
 from tf2dist.training.checkpoint_snapshot import Snapshot, stored_variables
 from tf2dist.training.checkpoint_state import PlaceInEpoch, SavedProgress
@@ -218,6 +218,15 @@ def read_checkpoint(model: keras.Model, path: str) -> SavedProgress:
         variable.assign(value)
     finalize_restored(model)
     return whole.progress
+
+
+def read_shapes(path: str) -> Shapes:
+    """The shapes of the model's and the optimizer's variables in a checkpoint; nothing if it does not say them."""
+    try:
+        with open(os.path.join(path, STATE_FILE)) as file:
+            return dict(json.load(file)["shapes"])
+    except (OSError, KeyError, TypeError, ValueError, RecursionError):
+        return {}
 
 
 def check_checkpoint(model: keras.Model, path: str) -> None:

@@ -14,6 +14,7 @@ import keras
 from tf2dist.compat.model import has_optimizer, layers_of
 from tf2dist.errors import CheckpointError, UsageError
 from tf2dist.training import checkpoint_files
+from tf2dist.training.checkpoint_compatibility import shapes_of
 
 _log = logging.getLogger("tf2dist")
 
@@ -39,9 +40,6 @@ def load_checkpoint(model: keras.Model, path: str | os.PathLike[str], *, best: s
     path = os.fspath(path)
     if not (model.built or all(layer.built for layer in layers_of(model) if layer is not model)):
         raise UsageError("load_checkpoint needs a model that is built: call it on some data, or give it an Input")
-    if has_optimizer(model) and not model.optimizer.built:
-        with model.distribute_strategy.scope():
-            model.optimizer.build(model.trainable_variables)
     is_one = os.path.exists(os.path.join(path, checkpoint_files.STATE_FILE))
     if best is not None:
         found = checkpoint_files.find_best(path, best)
@@ -52,6 +50,9 @@ def load_checkpoint(model: keras.Model, path: str | os.PathLike[str], *, best: s
         paths = [path] if is_one else checkpoint_files.list_checkpoints(path)[::-1]
     why = f"there is no checkpoint in {path}"
     for each in paths:
+        if has_optimizer(model) and not model.optimizer.built and not _fits(model, each):
+            with model.distribute_strategy.scope():
+                model.optimizer.build(model.trainable_variables)
         try:
             return checkpoint_files.read_checkpoint(model, each).global_step
         except checkpoint_files.DamagedError as error:
@@ -59,3 +60,8 @@ def load_checkpoint(model: keras.Model, path: str | os.PathLike[str], *, best: s
             if len(paths) > 1:
                 _log.warning("tf2dist: %s is damaged (%s), and is not used", each, error)
     raise CheckpointError(why)
+
+
+def _fits(model: keras.Model, path: str) -> bool:
+    """Whether a checkpoint has what the optimizer has now: one that a `train_step` does not use is never built."""
+    return checkpoint_files.read_shapes(path).get("optimizer") == shapes_of(model)["optimizer"]
