@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import socket
@@ -129,9 +130,12 @@ def start_worker(connection: TaskConnection, cluster: Cluster, limit: float) -> 
     )
     try:
         with held_back_stderr():
-            return _service.WorkerServer(config)
+            server = _service.WorkerServer(config)
     except tf.errors.OpError as error:
         raise RendezvousError(
             f"{cluster.task} cannot make elements for the dispatcher of the data service at {dispatcher}: "
             f"{first_line(error)}"
         ) from None
+    # Its end would wait for those who have begun a pass and do not read on. So it is never freed.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(server))
+    return server
