@@ -36,10 +36,15 @@ class TableOfWords(keras.layers.Layer):
     def build(self, shape):
         self.words = self.add_weight([WORDS, WIDTH], keras.initializers.RandomUniform(seed=1), constraint="unit_norm")
         self.positions = self.add_weight([LENGTH, WIDTH], keras.initializers.RandomUniform(seed=2))
+        self.starts = self.add_weight([LENGTH, WIDTH], keras.initializers.RandomUniform(seed=3))
 
     def call(self, x):
+        # Twice, of any number, and twice of a fixed one: one device has a row of its gradient for each.
         positions = keras.ops.take(self.positions, keras.ops.arange(keras.ops.shape(x)[1]), axis=0)
-        return keras.ops.mean(keras.ops.take(self.words, x, axis=0) + positions, axis=1)
+        reverse = keras.ops.take(self.positions, keras.ops.arange(keras.ops.shape(x)[1])[::-1], axis=0)
+        found = keras.ops.take(self.words, x, axis=0) + positions + keras.ops.square(reverse)
+        first = sum(keras.ops.take(self.starts, keras.ops.arange(2), axis=0) for _ in range(2))
+        return keras.ops.mean(found, axis=1) * (1 + keras.ops.sum(first * keras.ops.ones((2, 1)), axis=0))
 
 
 class Largest(keras.layers.Layer):

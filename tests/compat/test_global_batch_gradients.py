@@ -176,19 +176,22 @@ def test_positions_that_each_example_looks_up_stay_apart(tf, examples, rows):
 
 
 def test_rows_of_positions_are_told_from_those_of_words(tf):
-    from tf2dist.compat.replica_sparse_gradients import is_for_all_examples
+    from tf2dist.compat.replica_sparse_gradients import lookups_for_all
 
-    found = {}
+    found, of_fixed_length = {}, 2**31 - 1
     held, table = tf.range(4), tf.Variable([3, 1])
 
     def look(batch):
-        found["words"] = is_for_all_examples(tf.reshape(batch, [-1]))
-        found["static words"] = is_for_all_examples(tf.reshape(tf.ensure_shape(batch, [2, 2]), [-1]))
-        found["positions"] = is_for_all_examples(tf.range(4))
-        found["positions of any length"] = is_for_all_examples(tf.range(tf.shape(batch)[1]))
-        found["held positions"] = is_for_all_examples(held + 0)
-        found["positions in a variable"] = is_for_all_examples(tf.identity(table))
-        found["drawn"] = is_for_all_examples(tf.random.uniform([4], 0, 3, tf.int32))
+        found["words"] = lookups_for_all(tf.reshape(batch, [-1]))
+        found["static words"] = lookups_for_all(tf.reshape(tf.ensure_shape(batch, [2, 2]), [-1]))
+        found["positions"] = lookups_for_all(tf.range(4))
+        found["positions of any length"] = lookups_for_all(tf.range(tf.size(tf.where(batch))))
+        positions = tf.range(tf.size(tf.where(batch)))
+        found["positions twice"] = lookups_for_all(tf.concat([positions, tf.reshape(positions[::-1], [-1])], 0))
+        found["positions and words"] = lookups_for_all(tf.concat([positions, tf.reshape(batch, [-1])], 0))
+        found["held positions"] = lookups_for_all(held + 0)
+        found["positions in a variable"] = lookups_for_all(tf.identity(table))
+        found["drawn"] = lookups_for_all(tf.random.uniform([4], 0, 3, tf.int32))
         return batch
 
     @tf.function
@@ -198,11 +201,13 @@ def test_rows_of_positions_are_told_from_those_of_words(tf):
 
     loop(tf.data.Dataset.from_tensor_slices([[1, 2], [3, 4]]).batch(2))
     assert found == {
-        "words": False,
-        "static words": False,
-        "positions": True,
-        "positions of any length": True,
-        "held positions": True,
-        "positions in a variable": True,
-        "drawn": False,
+        "words": 0,
+        "static words": 0,
+        "positions": of_fixed_length,
+        "positions of any length": 1,
+        "positions twice": 2,
+        "positions and words": 0,
+        "held positions": of_fixed_length,
+        "positions in a variable": of_fixed_length,
+        "drawn": 0,
     }

@@ -190,8 +190,19 @@ def test_of_data_workers_it_must_be_known_how_many_elements_they_make(strategy, 
             call(model, found, verbose=0)
     tf2dist.fit(model, found, steps_per_epoch=2, verbose=0)
     counted = positive.apply(tf.data.experimental.assert_cardinality(int(np.count_nonzero(data()[1]))))
-    with pytest.raises(UsageError, match="AssertCardinality"):
-        tf2dist.DataService().distribute(counted)
+    served = tf2dist.DataService().distribute(counted)
+    assert len(list(served)) == len(list(positive))
+    adapter = DatasetAdapter(served.batch(BATCH))
+    assert adapter.steps == -(-len(list(positive)) // BATCH)
+    tf2dist.fit(model, served.batch(BATCH), epochs=2, verbose=0)
+
+
+def test_an_assertion_in_the_middle_is_not_of_a_part_of_the_elements(of_job):
+    """As tensorflow-datasets makes one."""
+    asserted = rows().apply(tf.data.experimental.assert_cardinality(ROWS)).map(lambda x, y: (x + 1, y))
+    found = list(tf2dist.DataService().distribute(asserted))
+    assert len(found) == ROWS
+    assert np.array_equal(sorted(float(x[0]) for x, y in found), sorted(float(x[0] + 1) for x, y in rows()))
 
 
 def test_predictions_of_several_workers_are_refused(strategy):

@@ -20,6 +20,8 @@ import tensorflow as tf
 _MESSAGES, _LENGTHS = 1 << 20, 1 + (1 << 20)  # our groups of collectives; tf.distribute numbers its own from 1
 _BLOCK = 1024  # words; messages are filled up to a multiple of it, so that there are few numbers
 _SAME_EVERYWHERE = ("Const", "ReadVariableOp", "Shape", "ShapeN", "Size", "Rank")
+_UNCHANGED = ("Identity", "Reshape", "Cast")  # by which one lookup stays one
+_ANY = (1 << 31) - 1  # as often as it likes: of rows that are as many for a batch of any size
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 
 
@@ -30,18 +32,32 @@ def sum_slices(strategy: tf.distribute.Strategy, gradients: Sequence) -> list[tf
       gradients: for each table, a `tf.IndexedSlices` of each replica; of static shapes but for the number of slices.
     """
     tables = [list(strategy.experimental_local_results(g)) for g in gradients]
-    shared = [all(is_for_all_examples(s.indices) for s in replicas) for replicas in tables]
+    often = [min(lookups_for_all(s.indices) for s in replicas) for replicas in tables]
     peers = strategy.num_replicas_in_sync // len(tables[0])
     if peers > 1:
         tables = _exchange(tables, peers)
-    return [add_up(replicas) if s else _join(replicas) for replicas, s in zip(tables, shared, strict=True)]
+    return [add_up(replicas, most) if most else _join(replicas) for replicas, most in zip(tables, often, strict=True)]
 
 
-def is_for_all_examples(indices: tf.Tensor) -> bool:
-    """Are these rows looked up once for all examples, and not by each of them?"""
-    without_data = _is_made_without_data(indices)
+def lookups_for_all(indices: tf.Tensor) -> int:
+    """How often one row is looked up at most, for all examples together; 0 if each example looks up its own."""
+    without_data, has_fixed_length = _is_made_without_data(indices), indices.shape[0] is not None
     # If that cannot be seen, then by the length: that of a batch is not known while tracing.
-    return indices.shape[0] is not None if without_data is None else without_data
+    if not (has_fixed_length if without_data is None else without_data):
+        return 0
+    return _ANY if has_fixed_length else _lookups(indices)
+
+
+def _lookups(indices: tf.Tensor) -> int:
+    """Of how many lookups these are the rows: gradients of one table have those of each, one after the other."""
+    if not tf.is_symbolic_tensor(indices):
+        return 1
+    operation = indices.op
+    if operation.type == "ConcatV2":
+        return sum(map(_lookups, operation.inputs[:-1]))
+    if operation.type in ("If", "StatelessIf"):  # the same ones, or one after the other, as `loss_fractions` adds them
+        return sum(_lookups(t) for t in operation.inputs if t.dtype == indices.dtype and t.shape.rank == 1) or 1
+    return _lookups(operation.inputs[0]) if operation.type in _UNCHANGED else 1
 
 
 def _is_made_without_data(tensor: tf.Tensor) -> bool | None:
@@ -72,13 +88,18 @@ def _join(replicas: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
     return tf.IndexedSlices(values, indices, replicas[0].dense_shape)
 
 
-def add_up(replicas: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
-    """The sum of slices of the same rows. They are joined if they turn out to be of several, or of each example's."""
+def add_up(replicas: Sequence[tf.IndexedSlices], most: int) -> tf.IndexedSlices:
+    """The sum of slices of the same rows. They are joined if they turn out to be of several, or of each example's.
+
+    Args:
+      most: how often one row may be there: `lookups_for_all`. The same rows, once for each example, are there more
+        often.
+    """
     first = replicas[0]
     length = tf.size(first.indices)
     is_one_lookup = tf.reduce_all([tf.equal(tf.size(s.indices), length) for s in replicas])
-    if first.indices.shape[0] is None:  # the same rows, once for each example, have as many slices as examples
-        is_one_lookup &= tf.equal(tf.size(tf.unique(first.indices).y), length)
+    if most < _ANY:
+        is_one_lookup &= tf.reduce_all(tf.unique_with_counts(first.indices).count <= most)
     is_one_lookup = tf.cond(
         is_one_lookup,
         lambda: tf.reduce_all([tf.reduce_all(tf.equal(s.indices, first.indices)) for s in replicas]),

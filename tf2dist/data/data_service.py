@@ -13,7 +13,7 @@ from typing import Any, cast
 import tensorflow as tf
 
 from tf2dist.errors import UsageError, first_line
-from tf2dist.input.seeded_dataset_graph import DatasetGraph, mark_served
+from tf2dist.input.seeded_dataset_graph import BY_PLACE, DatasetGraph, mark_served
 from tf2dist.runtime import session
 from tf2dist.runtime.data_service import RunningService, service_in_this_process
 
@@ -21,9 +21,9 @@ from tf2dist.runtime.data_service import RunningService, service_in_this_process
 # TensorFlow divides a source, and runs the rest in each worker: `take(6)` takes six in each, `zip` makes other pairs.
 _SOURCES = ("FixedLengthRecord", "Range", "SparseTensorSlice", "Tensor", "TensorSlice", "TextLine", "TFRecord")
 _ELEMENT_WISE = (
-    "ExperimentalIgnoreErrors", "ExperimentalUnbatch", "Filter", "FlatMap", "IgnoreErrors", "Interleave",
-    "LegacyParallelInterleave", "Map", "Options", "ParallelFilter", "ParallelInterleave", "ParallelMap", "Prefetch",
-    "Shuffle", "Unbatch",
+    "AssertCardinality", "ExperimentalIgnoreErrors", "ExperimentalUnbatch", "Filter", "FlatMap", "IgnoreErrors",
+    "Interleave", "LegacyParallelInterleave", "Map", "Options", "ParallelFilter", "ParallelInterleave",
+    "ParallelMap", "Prefetch", "Shuffle", "Unbatch",
 )  # fmt: skip
 _SAFE = {*_SOURCES, *_ELEMENT_WISE}
 # Elements travel in packs: a message for each costs 0.2 ms, whatever its size, and a pack of 16 small ones as much.
@@ -99,12 +99,16 @@ class DataService:
         if changes := graph.same_each_pass:
             raise UsageError(
                 f"the Dataset has {changes}, and data workers make it anew for each pass, in which it would be the "
-                "same: leave that to what DataService.distribute returns, or use no seed"
+                "same: do that after DataService.distribute, or with random numbers of tf.random and no seed"
             )
         service = self._service_for(graph)
+        steps = int(dataset.cardinality())
         if service.workers > 1 or service.of_job:
             _check_divisible(graph)
-        return _distributed(dataset, service, may_wait=graph.calls_python)
+            if graph.asserts_cardinality:
+                variant = tf.raw_ops.DatasetFromGraph(graph_def=graph.without_assertions())
+                dataset = tf.data.experimental.from_variant(variant, dataset.element_spec)
+        return _distributed(dataset, steps, service, may_wait=graph.calls_python)
 
     def _service_for(self, graph: DatasetGraph) -> RunningService:
         of_job = session.current().data_service
@@ -125,9 +129,10 @@ def _check_divisible(graph: DatasetGraph) -> None:
     operations = [operation.partition("Dataset")[0] for operation in graph.operations]
     unsafe = [name for name in operations if name not in _SAFE]
     if unsafe:
+        how = "without a DataService, since" if unsafe[0] in BY_PLACE else "after DataService.distribute, unless"
         raise UsageError(
             f"the Dataset has an operation {unsafe[0]}, which each data worker would do with its own part of the "
-            "source; do it after DataService.distribute, where it does not go by the order of elements, or without one"
+            f"source; do it {how} it goes by the order of elements"
         )
     if sum(name in _SOURCES for name in operations) > 1:
         raise UsageError(
@@ -136,9 +141,14 @@ def _check_divisible(graph: DatasetGraph) -> None:
         )
 
 
-def _distributed(dataset: tf.data.Dataset, service: RunningService, *, may_wait: bool) -> tf.data.Dataset:
-    """The Dataset, made by the service; an element that `may_wait` for what becomes of the one before travels alone."""
-    steps, pack = int(dataset.cardinality()), 1 if may_wait else _pack_size(dataset.element_spec)
+def _distributed(dataset: tf.data.Dataset, steps: int, service: RunningService, *, may_wait: bool) -> tf.data.Dataset:
+    """The Dataset, made by the service.
+
+    Args:
+      steps: its cardinality.
+      may_wait: each element may wait for what becomes of the one before, so that it travels alone.
+    """
+    pack = 1 if may_wait else _pack_size(dataset.element_spec)
     packed = dataset.batch(pack) if pack > 1 else dataset
     name = f"tf2dist-{secrets.token_hex(8)}"  # else a later Dataset of the same graph would be this one
     server = tf.data.experimental.service

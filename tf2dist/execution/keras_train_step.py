@@ -134,15 +134,15 @@ class KerasTrainStep:
         return fractions, self._sums(batch, *outputs, slice_weight)
 
     def join(
-        self, slices: Sequence[tuple[list[Fraction], list[tf.Tensor]]], looked_up_once: Sequence[Sequence[bool]]
+        self, slices: Sequence[tuple[list[Fraction], list[tf.Tensor]]], lookups: Sequence[Sequence[int]]
     ) -> tuple[list, list[tf.Tensor]]:
         """See `GradientStep`."""
         sums = merge_all(self.merges, [sums for _, sums in slices])
-        gradients, values = self._join_parts([fractions for fractions, _ in slices], looked_up_once)
+        gradients, values = self._join_parts([fractions for fractions, _ in slices], lookups)
         return gradients, self._with_losses(sums, values, None)
 
     def _join_parts(
-        self, slices: Sequence[list[Fraction]], looked_up_once: Sequence[Sequence[bool]]
+        self, slices: Sequence[list[Fraction]], lookups: Sequence[Sequence[int]]
     ) -> tuple[list, list[tf.Tensor]]:
         """Gradients and values of a global batch."""
         together = [
@@ -150,11 +150,11 @@ class KerasTrainStep:
                 tf.add_n([f.denominator for f in parts]),
                 [tf.add_n(ts) for ts in zip(*[f.values for f in parts], strict=True)],
                 [
-                    add_up(gs) if once and len(gs) > 1 else added(gs)
-                    for once, *gs in zip(of_all, *[f.gradients for f in parts], strict=True)
+                    add_up(gs, most) if most and len(gs) > 1 else added(gs)
+                    for most, *gs in zip(of_all, *[f.gradients for f in parts], strict=True)
                 ],
             )
-            for of_all, *parts in zip(looked_up_once, *slices, strict=True)
+            for of_all, *parts in zip(lookups, *slices, strict=True)
         ]
         values, gradients = quotients(together, [f.denominator for f in together])
         for number, variable in enumerate(self.model.trainable_variables[: len(gradients)]):

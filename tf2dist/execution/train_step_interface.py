@@ -100,15 +100,16 @@ class GradientStep(TrainStep, Protocol):
         ...
 
     def join(
-        self, slices: Sequence[tuple[list[Fraction], list[tf.Tensor]]], looked_up_once: Sequence[Sequence[bool]]
+        self, slices: Sequence[tuple[list[Fraction], list[tf.Tensor]]], lookups: Sequence[Sequence[int]]
     ) -> tuple[list, list[tf.Tensor]]:
         """The gradients and metric sums of a global batch from the `fractions` of its slices.
 
         Slices may be missing: the loss is then the mean over those that are there.
 
         Args:
-          looked_up_once: for each fraction and variable, whether its gradient is of rows that are looked up once for
-            all examples, as those of positions; one device has them once, with the sum over the examples.
+          lookups: for each fraction and variable, how often its gradient has one row at most, where these are looked
+            up for all examples together, as those of positions: one device has them once, with the sum over the
+            examples. 0 for other gradients.
         """
         ...
 

@@ -29,7 +29,8 @@ _GENERATOR_INPUT = {"ShuffleDatasetV3": 4, "ShuffleAndRepeatDatasetV2": 5, "Rand
 _SERVED = "tf2dist_data_service"  # begins the name of the operation after a data service; see `mark_served`
 _SERVED_NAME = re.compile(rb"tf2dist_data_service_(\d+)_(known|unknown)_(lossy|whole)")
 # What goes by the place of elements in a pass, or keeps a pass for good.
-_BY_PLACE = ("Zip", "Take", "Skip", "Shard", "Scan", "Window", "Cache")
+BY_PLACE = ("Zip", "Take", "Skip", "Shard", "Scan", "Window", "Cache")
+_ASSERTION = "AssertCardinalityDataset"
 _PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
 
 
@@ -109,7 +110,7 @@ class DatasetGraph:
             known = {each.name for each in after}
             after += [reader for reader in readers.get(node.name, []) if reader.name not in known]
             name = node.op.rstrip("V0123456789").removesuffix("Dataset")
-            if name in _BY_PLACE and not _served(node):
+            if name in BY_PLACE and not _served(node):
                 return name
         return ""
 
@@ -130,7 +131,7 @@ class DatasetGraph:
         for node in graph.node:
             found = _served(node)
             if found and found[2] == b"known":
-                node.op = "AssertCardinalityDataset"
+                node.op = _ASSERTION
                 del node.attr["metadata"]
         return tf.constant(graph.SerializeToString())
 
@@ -168,6 +169,25 @@ class DatasetGraph:
                 _add_generator(body, node)
         _rename_functions(graph, f"_seeded_{seed}")  # functions of one name must be the same in a process
         return tf.constant(graph.SerializeToString())
+
+    def without_assertions(self) -> tf.Tensor:
+        """The graph as string[], without assertions of how many elements there are: a part of them is fewer."""
+        graph = tf.compat.v1.GraphDef()
+        graph.CopyFrom(self._graph)
+        asserted = {node.name: node.input[0] for node in graph.node if node.op == _ASSERTION}
+        for node in graph.node:
+            for place, name in enumerate(node.input):
+                while (base := name.partition(":")[0]) in asserted:
+                    name = asserted[base]
+                node.input[place] = name
+        for node in [n for n in graph.node if n.name in asserted]:
+            graph.node.remove(node)
+        return tf.constant(graph.SerializeToString())
+
+    @property
+    def asserts_cardinality(self) -> bool:
+        """Does it assert how many elements there are?"""
+        return any(node.op == _ASSERTION for node in self._graph.node)
 
     def apart(self) -> tf.Tensor:
         """The graph as string[] of a copy; a pass over it uses up none of the dataset's random numbers."""

@@ -27,7 +27,7 @@ import tensorflow as tf
 
 from tf2dist.compat.custom_gradients import reads_noted
 from tf2dist.compat.model import layers_of
-from tf2dist.compat.replica_sparse_gradients import is_for_all_examples
+from tf2dist.compat.replica_sparse_gradients import lookups_for_all
 from tf2dist.compat.stateless_scope import OverlayScope
 from tf2dist.execution.loss_fractions import Fraction
 from tf2dist.execution.train_step_interface import GradientStep
@@ -105,7 +105,7 @@ class SynchronousUpdate:
         # What a worker sends beside the header; known when `work` was traced.
         self._structure: Any = None
         self._sent: list[bool] = []  # of each part of it; a weight may have no gradient
-        self._lookups: list[list[tf.TensorShape | None]] = []  # of the gradients of each fraction, of all examples
+        self._lookups: list[list[int]] = []  # for all examples, of the gradients of each fraction
         self._written: list[keras.Variable] = []  # by layers
         self._fusion = self._fusion_with(_HEADER, [])
         self._dtypes: dict[str, list[tf.DType]] = {}  # by the device, of what `_fusion` makes for it
@@ -247,7 +247,7 @@ class SynchronousUpdate:
                 raise TraceAgain
             written = scope.written()
             self._written = [variable for variable, _ in written]
-            self._lookups = [[_lookup_for_all(g) for g in f.gradients] for f in fractions]
+            self._lookups = [[_lookups_for_all(g) for g in f.gradients] for f in fractions]
             self._structure = _with_wide_rows(fractions), sums, [value for _, value in written]
             flat = tf.nest.flatten(self._structure, expand_composites=True)
             self._sent = [t is not None for t in flat]
@@ -404,8 +404,7 @@ class SynchronousUpdate:
             weights = [first.denominator for first, *_ in fractions]
             for variable, *values in zip(self._written, *written, strict=True):
                 variable.assign(_mean(values, weights, variable.value))
-            looked_up_once = [[lookup is not None for lookup in of_part] for of_part in self._lookups]
-            gradients, sums = self._step.join(list(zip(fractions, sums, strict=True)), looked_up_once)
+            gradients, sums = self._step.join(list(zip(fractions, sums, strict=True)), self._lookups)
             for number, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
                 if id(variable) in self._distinct and gradient is not None:
                     rows, place = tf.unique(gradient.indices)
@@ -440,9 +439,9 @@ class SynchronousUpdate:
             Fraction(
                 _shaped(f.denominator, []),
                 [_shaped(v, []) for v in f.values],
-                [_shaped(g, v.shape, of_all) for g, v, of_all in zip(f.gradients, variables, lookups, strict=True)],
+                [_shaped(g, v.shape) for g, v in zip(f.gradients, variables, strict=True)],
             )
-            for f, lookups in zip(fractions, self._lookups, strict=True)
+            for f in fractions
         ]
         zeros = self._step.zero_sums()
         sums = [_shaped(t, z.shape) for t, z in zip(sums, zeros, strict=True)]
@@ -461,17 +460,15 @@ def _with_wide_rows(fractions: Sequence[Fraction]) -> list[Fraction]:
     return [f._replace(gradients=[wide(g) for g in f.gradients]) for f in fractions]
 
 
-def _lookup_for_all(gradient: Any) -> tf.TensorShape | None:
-    """The shape of the rows' numbers where a gradient is of rows that are looked up once for all examples."""
-    sparse = isinstance(gradient, tf.IndexedSlices)
-    return gradient.indices.shape if sparse and is_for_all_examples(gradient.indices) else None
+def _lookups_for_all(gradient: Any) -> int:
+    return lookups_for_all(gradient.indices) if isinstance(gradient, tf.IndexedSlices) else 0
 
 
-def _shaped(gradient: Any, shape, rows: tf.TensorShape | None = None) -> Any:
-    """A tensor of this shape, or slices of one, whose numbers have the shape of `rows`; None stays None."""
+def _shaped(gradient: Any, shape) -> Any:
+    """A tensor of this shape, or slices of one; None stays None."""
     if isinstance(gradient, tf.IndexedSlices):
         values = tf.ensure_shape(gradient.values, [None, *shape[1:]])
-        indices = tf.ensure_shape(gradient.indices, [None] if rows is None else rows)
+        indices = tf.ensure_shape(gradient.indices, [None])
         return tf.IndexedSlices(values, indices, tf.constant([*shape], tf.int64))
     return None if gradient is None else tf.ensure_shape(gradient, shape)
 

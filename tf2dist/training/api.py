@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tf2dist.compat import model_methods, versions
 from tf2dist.compat.model import layers_of, logs_in_order
+from tf2dist.compat.strategy_scope import outside_of_scopes
 from tf2dist.errors import UsageError
 from tf2dist.input.keras_arguments import as_data
 from tf2dist.input.validation_split import split_rows
@@ -32,11 +33,14 @@ _Model = TypeVar("_Model", bound=keras.Model)
 
 
 def _call_with_peers(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
-    """Counts the calls of a function that makes steps, and that all peers of a job call together (`Session.call`)."""
+    """Counts the calls of a function that makes steps, and that all peers of a job call together (`Session.call`).
+
+    They may be made inside of a strategy's scope.
+    """
 
     @functools.wraps(function)
     def call(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
-        with session.current().call():
+        with session.current().call(), outside_of_scopes():
             return function(*args, **kwargs)
 
     return call

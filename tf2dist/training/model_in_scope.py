@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from tf2dist.compat.model import strategy_of
+from tf2dist.compat.strategy_scope import strategy_in_scope
 from tf2dist.compat.variables_in_scope import move_tables, move_variables, unmovable
 from tf2dist.errors import UsageError
 from tf2dist.runtime import session
@@ -31,7 +32,7 @@ def move_into_scope(model: keras.Model) -> None:
             f"the model was made outside of the scope of this job's strategy ({type(joined).__name__}), in that of "
             f"another one ({type(own).__name__}); make and compile it inside of the job's `with strategy.scope():`"
         )
-    strategy = own or joined or (tf.distribute.get_strategy() if tf.distribute.has_strategy() else None)
+    strategy = own or joined or strategy_in_scope()
     if strategy is None:
         return
     on_servers = isinstance(strategy, tf.distribute.ParameterServerStrategy)

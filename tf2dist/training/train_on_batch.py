@@ -18,6 +18,7 @@ import keras
 import tensorflow as tf
 
 from tf2dist.compat import versions
+from tf2dist.compat.strategy_scope import outside_of_scopes
 from tf2dist.errors import UsageError
 from tf2dist.execution.train_step_interface import TrainStep
 from tf2dist.input.array_adapter import as_keras_passes
@@ -109,7 +110,7 @@ class TrainOnBatch:
           ValueError: the model cannot be trained on its strategy, the batch is not like those before it, or this is
             called in a callback of `fit` on the same model.
         """
-        with session.current().call():
+        with session.current().call(), outside_of_scopes():
             if session.current().is_evaluator:
                 raise UsageError("an evaluator does not train: tf2dist.step is for the other tasks of the job")
             prepared = prepare(self._model, self._options)
