@@ -492,13 +492,26 @@ def test_seeds_do_not_depend_on_what_else_a_process_has_made(tf):
     assert len({rows() for _ in range(8)}) == 1
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_slice_weighs_as_much_as_its_first_part(tf, rank):
-    """Other parts may have other numbers of rows, as unlabelled examples beside labelled ones."""
-    batch = {"labelled": np.arange(5), "unlabelled": np.arange(8)}
-    slices, weight = slice_of(batch, rank, 2)
-    assert [len(slices["labelled"]), len(slices["unlabelled"])] == [[2, 4], [3, 4]][rank]
-    assert float(weight) == pytest.approx([0.4, 0.6][rank])
+@pytest.mark.parametrize(
+    ("sizes", "cuts", "weights"),
+    [
+        ((5, 5), ((2, 2), (3, 3)), (0.4, 0.6)),
+        ((9, 18), ((4, 8), (5, 10)), (4 / 9, 5 / 9)),
+        ((18, 9), ((8, 4), (10, 5)), (4 / 9, 5 / 9)),
+        ((4, 6), ((2, 3), (2, 3)), (0.5, 0.5)),
+        ((5, 8), ((5, 8), (5, 8)), (0, 1)),  # what counts nothing is a copy
+        ((1, 8), ((1, 8), (1, 8)), (0, 1)),
+    ],
+)
+def test_parts_of_a_batch_are_cut_in_the_same_proportion(tf, sizes, cuts, weights):
+    """They may have different numbers of rows, as unlabelled examples beside labelled ones."""
+    batch = {"labelled": np.arange(sizes[0]), "unlabelled": np.arange(sizes[1])}
+    found = [slice_of(batch, rank, 2) for rank in range(2)]
+    assert tuple((len(s["labelled"]), len(s["unlabelled"])) for s, _ in found) == cuts
+    np.testing.assert_allclose([float(weight) for _, weight in found], weights, rtol=1e-6)
+    counted = [s for s, weight in found if weight > 0]
+    for name, rows in batch.items():
+        np.testing.assert_array_equal(np.concatenate([s[name] for s in counted]), rows)
 
 
 def test_a_dataset_is_read_here_by_a_thread_that_ends(tf):

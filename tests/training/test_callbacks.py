@@ -423,3 +423,26 @@ def test_a_hook_of_evaluation_alone_gets_logs(tf):
     loss, _ = tf2dist.evaluate(model, x, y, batch_size=BATCH, verbose=0, callbacks=[callback])
     assert len(seen) == STEPS
     assert seen[-1] == pytest.approx(loss)
+
+
+def test_evaluations_by_the_models_own_method(strategy):
+    """Of a last batch whose slices are unlike; afterwards the method is Keras's again."""
+    found = []
+
+    class Evaluates(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            found.append(self.model.evaluate(*data(), batch_size=17, verbose=0, return_dict=True))
+
+    def made():
+        model = classifier(OPTIMIZERS["sgd"]())
+        model.compile(OPTIMIZERS["sgd"](), model.loss, metrics=["accuracy"])
+        return model
+
+    with strategy.scope():
+        model = made()
+    tf2dist.fit(model, *data(), batch_size=16, epochs=2, shuffle=False, callbacks=[Evaluates()], verbose=0)
+    ours, found[:] = found[:], []
+    made().fit(*data(), batch_size=16, epochs=2, shuffle=False, callbacks=[Evaluates()], verbose=0)
+    for got, wanted in zip(ours, found, strict=True):
+        assert got == pytest.approx(wanted, rel=1e-4)
+    assert "evaluate" not in vars(model)

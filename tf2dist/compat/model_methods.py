@@ -6,9 +6,10 @@ data. So its method runs, and while it runs Keras's own leads to the other funct
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -38,6 +39,20 @@ def lend(model: keras.Model, functions: Mapping[str, Callable[..., Any]]) -> Non
     if not any(name in vars(model) for name in functions):
         replace(model, functions)
         vars(model)[_LENT] = True
+
+
+@contextlib.contextmanager
+def lending(model: keras.Model, functions: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """As `lend`, for as long as the block runs."""
+    if any(name in vars(model) for name in functions):
+        yield
+        return
+    lend(model, functions)
+    try:
+        yield
+    finally:
+        for name in (*functions, _LENT):
+            vars(model).pop(name, None)
 
 
 def has_own(model: keras.Model, name: str) -> bool:

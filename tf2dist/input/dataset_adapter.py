@@ -8,7 +8,7 @@ import functools
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -317,14 +317,29 @@ def slices_in_turn(batches: tf.data.Dataset, total: int) -> tf.data.Dataset:
 
 
 def slice_of(batch, rank, total: int):
-    """The `rank`-th of `total` slices of a batch, and its weight f32[], which is that of its first part.
+    """The `rank`-th of `total` slices of a batch, and its weight f32[].
 
-    Parts of a batch may have different numbers of rows, as labelled and unlabelled examples.
+    Parts of a batch may have different numbers of rows, as labelled and unlabelled examples. All are cut in the same
+    proportion, so that means over their rows have the same weight: 9 and 18 rows into 4 and 8, and 5 and 10. Rows of
+    numbers that have no common divisor stay together.
     """
     parts = tf.nest.flatten(batch)
-    bounds = [slice_bounds(_number_of_rows(part), rank, total) for part in parts]
-    slices = [_rows(part, low, high) for part, (low, high, _) in zip(parts, bounds, strict=True)]
-    return tf.nest.pack_sequence_as(batch, slices), bounds[0][2]
+    sizes = [_number_of_rows(part) for part in parts]
+    unit = _common_divisor(sizes)
+    low, high, weight = slice_bounds(unit, rank, total)
+    times = [size // tf.maximum(unit, 1) for size in sizes]
+    slices = [_rows(part, low * n, high * n) for part, n in zip(parts, times, strict=True)]
+    return tf.nest.pack_sequence_as(batch, slices), weight
+
+
+def _common_divisor(numbers: Sequence[tf.Tensor]) -> tf.Tensor:
+    """The greatest one of numbers i64[]."""
+
+    def of_two(a, b):
+        return tf.while_loop(lambda a, b: b > 0, lambda a, b: (b, a % b), (a, b))[0]
+
+    are_equal = tf.reduce_all(tf.equal(tf.stack(numbers), numbers[0]))
+    return tf.cond(are_equal, lambda: numbers[0], lambda: functools.reduce(of_two, numbers))
 
 
 def _number_of_rows(tensor) -> tf.Tensor:

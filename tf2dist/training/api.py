@@ -135,7 +135,7 @@ def fit(
         seed=default_fit_seed.begin_call(model, initial_epoch) if seed is None else seed,
         parameter_server=parameter_server,
     )  # fmt: skip
-    return FitCall(model, arguments, _prepare).run()
+    return FitCall(model, arguments, _prepare, evaluate).run()
 
 
 @_call_with_peers

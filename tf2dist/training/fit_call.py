@@ -72,6 +72,8 @@ class FitCall:
       model: compiled.
       arguments: what the user gave.
       prepare: makes a `PreparedModel` of the model and the options of a parameter server strategy.
+      evaluate: what callbacks call that call the model's own. Keras's fails where replicas have unlike numbers of rows
+        (its metrics on `PerReplica` values; `Trainer.evaluate` in keras/src/backend/tensorflow/trainer.py).
 
     Raises:
       UsageError: the data cannot be used.
@@ -82,8 +84,9 @@ class FitCall:
         model: keras.Model,
         arguments: FitArguments,
         prepare: Callable[[keras.Model, ParameterServer | None], PreparedModel],
+        evaluate: Callable[..., Any],
     ):
-        self._model, self._given, self._prepare = model, arguments, prepare
+        self._model, self._given, self._prepare, self._evaluate = model, arguments, prepare, evaluate
         self._first_adapter = self._make_adapter()
         validates_itself = model_methods.has_own(model, "evaluate") and not session.current().is_evaluator
         has_adapter = arguments.validation_data is not None and not validates_itself
@@ -178,7 +181,9 @@ class FitCall:
         )  # fmt: skip
         validate = None if given.validation_data is None else self._validator(prepared, adapter, callback_list)
         self._model.stop_training = False
-        return loop.run(given.initial_epoch, given.epochs, validate, given.validation_freq)
+        has_replicas = prepared.strategy.num_replicas_in_sync > 1
+        with model_methods.lending(self._model, {"evaluate": self._evaluate} if has_replicas else {}):
+            return loop.run(given.initial_epoch, given.epochs, validate, given.validation_freq)
 
     def _validator(self, prepared: PreparedModel, adapter: DataAdapter, callback_list: Any) -> Callable[[], Any]:
         """What evaluates the validation data at the end of an epoch, and returns the logs."""
