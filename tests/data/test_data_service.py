@@ -11,7 +11,7 @@ import tf2dist
 from tests.models import OPTIMIZERS, ROWS, classifier, data, same_weights
 from tf2dist.errors import TrainingError, UsageError
 from tf2dist.input.dataset_adapter import DatasetAdapter
-from tf2dist.input.seeded_dataset_graph import mark_served
+from tf2dist.input.dataset_graph import mark_served
 from tf2dist.runtime import data_service, session
 
 BATCH = 16

@@ -13,7 +13,7 @@ from typing import Any, cast
 import tensorflow as tf
 
 from tf2dist.errors import UsageError, first_line
-from tf2dist.input.seeded_dataset_graph import BY_PLACE, DatasetGraph, mark_served
+from tf2dist.input.dataset_graph import BY_PLACE, DatasetGraph, mark_served
 from tf2dist.runtime import session
 from tf2dist.runtime.data_service import RunningService, service_in_this_process
 

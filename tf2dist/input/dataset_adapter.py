@@ -20,8 +20,8 @@ from tf2dist.errors import TrainingError, UsageError
 from tf2dist.input import auto_shard
 from tf2dist.input.batch_slicing import ReplicaSlices, slice_bounds
 from tf2dist.input.data_adapter import ReadByTensorFlow
+from tf2dist.input.dataset_graph import DatasetGraph, may_be_served
 from tf2dist.input.input_progress import InputProgress, Unwatched
-from tf2dist.input.seeded_dataset_graph import DatasetGraph, may_be_served
 from tf2dist.input.timed_batch_reader import BatchReader
 from tf2dist.input.without_autotune import without_autotune
 

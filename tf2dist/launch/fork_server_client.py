@@ -17,8 +17,8 @@ from typing import Any, cast
 from tf2dist.system import environment_variables, linux
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-# The fork server comes from the same installation or clone as this launcher, whatever the working directory holds.
 _MARK = "TF2DIST_JOB"  # in the environment of everything that a fork server starts
+# The fork server comes from the same installation or clone as this launcher, whatever the working directory holds.
 _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from tf2dist.launch.fork_server import main; main()"
 
 

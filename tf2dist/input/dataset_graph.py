@@ -1,8 +1,8 @@
-"""The graph of a `tf.data.Dataset`, in one order: with a seed for whatever is random in it and has none.
+"""The graph of a `tf.data.Dataset`: what is in it, and changed copies of it, of which any process makes a Dataset.
 
-Several processes that read one dataset together must see the same order. TensorFlow draws a seed for each process
-where none is given, as in `dataset.shuffle(1000)`; and an operation with `deterministic=False` gives elements as they
-come, whatever the dataset's options say.
+Several processes that read one dataset together must see the same order, so what is random in it is given a seed.
+TensorFlow draws one for each process where none is given, as in `dataset.shuffle(1000)`; and an operation with
+`deterministic=False` gives elements as they come, whatever the dataset's options say.
 """
 
 from __future__ import annotations
@@ -126,8 +126,7 @@ class DatasetGraph:
 
     def counted(self) -> tf.Tensor:
         """The graph as string[], in which what `mark_served` has noted is known, and its absence an error."""
-        graph = tf.compat.v1.GraphDef()
-        graph.CopyFrom(self._graph)
+        graph = self._copy()
         for node in graph.node:
             found = _served(node)
             if found and found[2] == b"known":
@@ -153,8 +152,7 @@ class DatasetGraph:
 
     def seeded(self, seed: int) -> tf.Tensor:
         """The graph as string[], with seeds that follow from this one where there are none."""
-        graph = tf.compat.v1.GraphDef()
-        graph.CopyFrom(self._graph)
+        graph = self._copy()
         for node in self._unordered(graph):
             node.attr["deterministic"].s = b"true"
         numbers = random.Random(seed)
@@ -172,8 +170,7 @@ class DatasetGraph:
 
     def without_assertions(self) -> tf.Tensor:
         """The graph as string[], without assertions of how many elements there are: a part of them is fewer."""
-        graph = tf.compat.v1.GraphDef()
-        graph.CopyFrom(self._graph)
+        graph = self._copy()
         asserted = {node.name: node.input[0] for node in graph.node if node.op == _ASSERTION}
         for node in graph.node:
             for place, name in enumerate(node.input):
@@ -191,13 +188,17 @@ class DatasetGraph:
 
     def apart(self) -> tf.Tensor:
         """The graph as string[] of a copy; a pass over it uses up none of the dataset's random numbers."""
-        graph = tf.compat.v1.GraphDef()
-        graph.CopyFrom(self._graph)
+        graph = self._copy()
         for body, nodes in self._bodies(graph):
             for node in [n for n in nodes if n.op in _GENERATOR_INPUT]:
                 _add_generator(body, node)
         _rename_functions(graph, "_apart")
         return tf.constant(graph.SerializeToString())
+
+    def _copy(self) -> Any:
+        graph = tf.compat.v1.GraphDef()
+        graph.CopyFrom(self._graph)
+        return graph
 
     def _bodies(self, graph=None) -> Iterator[tuple[Any, Any]]:
         """The graph, and each function that it calls, with its nodes, in the order in which they are first called.
